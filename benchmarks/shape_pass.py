@@ -4,13 +4,14 @@ export.
     python -m benchmarks.shape_pass llama3.2-3b OUT                  # true size; needs its memory
     python -m benchmarks.shape_pass llama3.2-3b OUT --reduced        # a quarter of the widths, two layers
     python -m benchmarks.shape_pass llama3.2-3b OUT --layers 1       # true widths, one layer
-    python -m benchmarks.shape_pass qwen2.5-7b OUT rollout.share_gpus=true learner.offload_optimizer=true
+    python -m benchmarks.shape_pass qwen2.5-3b OUT --at-once rollout.share_gpus=true
+    python -m benchmarks.shape_pass qwen2.5-7b OUT --at-once rollout.share_gpus=true learner.lora.rank=16
 
 `KEY=VALUE` arguments go to `unspiral train`. The run is two steps of 16 x 4 trajectories on the demo's
 questions; between them it ends and is resumed. The reward is a number from the tokens, since a random model
 answers nothing. It prints the seconds of each part, and how far sampler and learner are apart in each step;
 the second is sampled with synced weights. OUT/model holds the weights. The disk must hold two
-checkpoints beside the weights: 96 GiB at 3B.
+checkpoints beside the weights: 96 GiB at 3B. `--at-once` leaves the resume out, and needs room for one.
 """
 
 from __future__ import annotations
@@ -102,7 +103,11 @@ def make_model(shape: dict[str, Any], out: Path, *, dtype: str, seed: int = 0) -
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    return sum(p.numel() for p in model.parameters())
+    parameters = sum(p.numel() for p in model.parameters())
+    del model
+    if device == "cuda":
+        torch.cuda.empty_cache()  # this process waits for those that need the memory
+    return parameters
 
 
 def reward(trajectory: Trajectory) -> float:
@@ -135,17 +140,20 @@ def configuration(model: Path, out: Path) -> dict[str, Any]:
     }
 
 
-def passed(folder: Path, extra: list[str], dtype: str) -> dict[str, Any]:
-    """Train a step, resume for another, export, evaluate the export; seconds of each, and what was seen.
-    Raises CalledProcessError where a command fails, with its output on the terminal."""
+def passed(folder: Path, extra: list[str], dtype: str, *, at_once: bool = False) -> dict[str, Any]:
+    """Train a step, resume for another (`at_once`: both in one run), export, evaluate the export; seconds of
+    each, and what was seen. Raises CalledProcessError where a command fails, with its output on the
+    terminal."""
     file = folder / "run.json"
     file.write_text(json.dumps(configuration(folder / "model", folder)), encoding="utf-8")
     run = folder / "shape"
     scores = folder / "scores.json"
     common = ("--config", file, *extra, f"rollout.dtype={dtype}", f"learner.dtype={dtype}")
+    first = "trainer.checkpoint_every=2" if at_once else "trainer.steps=1"
+    resume = {} if at_once else {"resume": ("train", *common, "--resume", "latest")}
     commands: dict[str, tuple[Any, ...]] = {
-        "train": ("train", *common, "trainer.steps=1"),
-        "resume": ("train", *common, "--resume", "latest"),
+        "train": ("train", *common, first),
+        **resume,
         "export": ("export", run, folder / "export"),
         "eval": ("eval", *common, f"model.path={folder / 'export'}", "--limit", 8, "--out", scores),
     }
@@ -183,6 +191,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     smaller.add_argument("--layers", type=int, help="true widths, that many layers, a small vocabulary")
     parser.add_argument("--untied", action="store_true", help="an output layer of its own")
+    parser.add_argument("--at-once", action="store_true", help="no resume, and one checkpoint on the disk")
     parser.add_argument("--only-model", action="store_true", help="write OUT/model and stop")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for `unspiral train`")
     given = parser.parse_intermixed_args(argv)
@@ -201,7 +210,7 @@ def main(argv: list[str] | None = None) -> None:
     found["layers"] = shape["num_hidden_layers"]
     found |= {"parameters": parameters, "dtype": dtype}
     if not given.only_model:
-        found |= passed(given.out, given.overrides, dtype)
+        found |= passed(given.out, given.overrides, dtype, at_once=given.at_once)
     print(json.dumps(found))
 
 

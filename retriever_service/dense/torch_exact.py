@@ -1,8 +1,9 @@
 """Exact search by plain PyTorch, on a GPU or a CPU: vectors on the device in blocks, or streamed through it.
 
-Each block is one matrix product and one top k, and the best of all blocks are kept. In float16 the products
-are of rounded vectors. In int8 (a scale per vector) candidates are found, `rescore` for each passage asked
-for, and scored again by the vectors as they are, so that the result is exact where the candidates hold it.
+Each block is one matrix product and one top k, and the best of all blocks are kept. A product of float16 is
+rounded to float16, and int8 (a scale per vector) rounds the vectors too, so these find candidates, `rescore`
+for each passage asked for, which are scored again in float32: those of float16 by the rows on the device,
+those of int8 by the vectors as they are. The result is exact where the candidates hold it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,27 @@ from services.common.names import accepted
 
 DTYPES = ("float32", "float16", "int8")
 BLOCK_ROWS = 1 << 19
-RESCORE = 10
+RESCORE = {"float32": 1, "float16": 4, "int8": 10}
+GROUP = 128
+"""Scores of which one maximum is taken first (`top_by_groups`)."""
+
+
+def top_by_groups(torch: Any, scores: Any, k: int) -> tuple[Any, Any]:
+    """As `scores.topk(min(k, columns), dim=1)` of scores [rows, columns], but which of equal ones is taken is
+    left open.
+
+    The k largest lie in the k groups with the largest maxima, so that all scores are read once, and only k
+    groups are sorted; PyTorch's topk reads long rows several times."""
+    columns = scores.shape[1]
+    whole = columns // GROUP * GROUP
+    if columns < 4 * k * GROUP:
+        return tuple(scores.topk(min(k, columns), dim=1))
+    best = scores[:, :whole].unflatten(1, (-1, GROUP)).amax(2).topk(k, dim=1).indices
+    within = torch.arange(GROUP, device=scores.device)
+    rest = torch.arange(whole, columns, device=scores.device).expand(len(scores), -1)
+    places = torch.cat([(best[:, :, None] * GROUP + within).flatten(1), rest], 1)
+    found, at = scores.gather(1, places).topk(k, dim=1)
+    return found, places.gather(1, at)
 
 
 @dataclass
@@ -45,7 +66,7 @@ class TorchExact:
         device: str = "cpu",
         dtype: str = "float16",
         block_rows: int = BLOCK_ROWS,
-        rescore: int = RESCORE,
+        rescore: int | None = None,
         device_bytes: int | None = None,
     ) -> None:
         with needed_for("search by PyTorch", "dense"):
@@ -57,7 +78,7 @@ class TorchExact:
         self._device = torch.device(device)
         self._dtype = dtype
         self._block_rows = block_rows
-        self._rescore = rescore if dtype == "int8" else 1
+        self._rescore = rescore if rescore is not None else RESCORE[dtype]
         width = {"float32": 4, "float16": 2, "int8": 1}[dtype]
         needed = len(vectors) * (width * vectors.shape[1] + (4 if dtype == "int8" else 0))
         self.resident = device_bytes is None or needed <= device_bytes
@@ -74,8 +95,9 @@ class TorchExact:
         best = torch.full((len(queries), 0), 0.0, device=self._device)
         rows = torch.zeros((len(queries), 0), dtype=torch.int64, device=self._device)
         for block in self._blocks or self._made():
-            found = self._products(asked, block)
-            scores, at = found.topk(min(depth, found.shape[1]), dim=1)
+            scores, at = top_by_groups(torch, self._products(asked, block), depth)
+            if self._dtype == "float16":
+                scores = torch.einsum("qd,qkd->qk", asked, block.vectors[at].float())
             best = torch.cat([best, scores], 1)
             rows = torch.cat([rows, at + block.begin], 1)
             if best.shape[1] > depth:
@@ -101,12 +123,11 @@ class TorchExact:
             yield _Block(begin, (part / scales[:, None]).round().to(torch.int8), scales)
 
     def _products(self, asked: Any, block: _Block) -> Any:
-        """Inner products, float32 [queries, rows of the block]."""
-        if self._dtype == "float32":
-            return asked @ block.vectors.T
-        kind = self._torch.float32 if self._device.type == "cpu" else self._torch.float16
-        found = (asked.to(kind) @ block.vectors.to(kind).T).float()
-        return found if block.scales is None else found * block.scales
+        """Inner products [queries, rows of the block], rounded to float16 on a GPU but for float32."""
+        half = self._dtype != "float32" and self._device.type != "cpu"
+        kind = self._torch.float16 if half else self._torch.float32
+        found = asked.to(kind) @ block.vectors.to(kind).T
+        return found if block.scales is None else found.mul_(block.scales.to(kind))
 
     def _scored_again(self, queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
         found = np.empty(rows.shape, np.float32)

@@ -12,9 +12,10 @@ from services.common.errors import EnvironmentLacks
 from services.likelihood.monitor.alarms import Alarm
 from trainer.commands.checks.doctor import check_config, run_doctor
 from trainer.commands.cli import main
+from trainer.config.learner import LoRASettings
 from trainer.config.schema import load_config, parse_config
 from trainer.loop.run.progress import Progress, duration
-from trainer.session.preflight import GIB, check_room, parameter_count
+from trainer.session.preflight import GIB, adapter_count, check_room, parameter_count
 
 
 @pytest.fixture
@@ -59,6 +60,40 @@ def test_too_little_disk_and_too_little_memory_name_the_keys(model, config):
     ):
         check_room(config, model, disk_free=64 * GIB, memory_free=GIB)
     check_room(config, model, disk_free=64 * GIB, memory_free=64 * GIB)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])
+@pytest.mark.parametrize("tied", [True, False])
+def test_adapters_are_counted_as_they_are_made(tmp_path, targets, tied):
+    pytest.importorskip("peft")
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from trainer.learner.model.lora import add_adapters, is_adapter
+
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": tied}
+    made = Qwen2ForCausalLM(Qwen2Config(**shape, **heads))
+    made.save_pretrained(tmp_path)
+    lora = LoRASettings(rank=4, targets=targets)
+    add_adapters(made, lora)
+    adapters = sum(value.numel() for name, value in made.named_parameters() if is_adapter(name))
+    assert adapter_count(tmp_path, lora) == adapters > 0
+
+
+def test_checkpoints_of_adapters_need_room_for_adapters(tmp_path, config):
+    """A 7B in bfloat16 with rank 16 was refused on a disk with 105 GiB free: 227 GiB were asked for."""
+    shapes = {f"model.layers.{i}.mlp.up_proj.weight": [18944, 3584] for i in range(100)}
+    header = {
+        name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()
+    }
+    written = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(written).to_bytes(8, "little") + written)
+    with pytest.raises(EnvironmentLacks, match=r"303\.8 GiB are needed for 2 .* of 6790 M"):
+        check_room(config, tmp_path, disk_free=8 * GIB, memory_free=640 * GIB)
+    config.learner.lora = LoRASettings(rank=16)
+    check_room(config, tmp_path, disk_free=8 * GIB, memory_free=640 * GIB)
+    with pytest.raises(EnvironmentLacks, match="of 36 M parameters"):
+        check_room(config, tmp_path, disk_free=GIB, memory_free=640 * GIB)
 
 
 def test_what_is_needed_grows_with_workers(model, config):

@@ -8,7 +8,7 @@ import json
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.shape_pass import SHAPES, main, reduced, shallow
+from benchmarks.shape_pass import SHAPES, main, passed, reduced, shallow
 from trainer.data.models import resolve
 from trainer.lab.tokenizer import build_tokenizer
 
@@ -56,3 +56,23 @@ def test_a_folder_that_the_system_takes_is_made(tmp_path, arguments, capsys):
     assert said["layers"] == model.config.num_hidden_layers
     assert (model.config.hidden_size == SHAPES[arguments[0]]["hidden_size"]) == ("--layers" in arguments)
     assert model.config.vocab_size > len(build_tokenizer()), "rows that no token has"
+
+
+def test_at_once_is_one_run_with_one_checkpoint_and_no_resume(tmp_path, monkeypatch):
+    ran = []
+
+    def run(command, **options):
+        ran.append(command[3:])
+        (tmp_path / "shape").mkdir(exist_ok=True)
+        steps = [{"step": step, "mismatch/abs_logp": 0.01} for step in (1, 2)]
+        (tmp_path / "shape" / "metrics.jsonl").write_text("".join(json.dumps(s) + "\n" for s in steps))
+        (tmp_path / "scores.json").write_text('{"overall": {"n": 8}}')
+
+    monkeypatch.setattr("benchmarks.shape_pass.subprocess.run", run)
+    found = passed(tmp_path, ["learner.lora.rank=16"], "float32", at_once=True)
+    assert [command[0] for command in ran] == ["train", "export", "eval"] == [*found["seconds"]]
+    assert "trainer.checkpoint_every=2" in ran[0] and "learner.lora.rank=16" in ran[0]
+    ran.clear()
+    passed(tmp_path, [], "float32")
+    assert [command[0] for command in ran] == ["train", "train", "export", "eval"]
+    assert "trainer.steps=1" in ran[0] and "--resume" in ran[1]

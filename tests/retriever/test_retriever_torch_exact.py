@@ -13,7 +13,9 @@ from benchmarks.made_vectors import Made
 from services.common.errors import UserError
 
 pytest.importorskip("torch")
-from retriever_service.dense.torch_exact import TorchExact
+import torch
+
+from retriever_service.dense.torch_exact import GROUP, TorchExact, top_by_groups
 
 MADE = Made(32)
 VECTORS = MADE.chunk(0)[:5_000]
@@ -34,6 +36,19 @@ def test_float32_is_exact_in_blocks_of_any_size(block_rows, device_bytes):
     assert scores == pytest.approx(np.take_along_axis(QUESTIONS @ vectors.T, truth[:, :5], 1), abs=1e-6)
 
 
+@pytest.mark.parametrize("columns", [1, 5, 4 * 5 * GROUP - 1, 4 * 5 * GROUP, 40 * GROUP + 17])
+def test_the_top_by_groups_is_the_top(columns):
+    scores = torch.from_numpy(
+        np.random.default_rng(columns).permuted(np.tile(np.arange(columns), (7, 1)), axis=1)
+    )
+    if columns > GROUP:
+        scores[0, :GROUP] += columns  # a row whose best are all of one group
+        scores[1, -3:] += columns  # and one whose best are in the rest behind the groups
+    found, at = top_by_groups(torch, scores, 5)
+    assert torch.equal(found, scores.topk(min(5, columns), dim=1).values)
+    assert torch.equal(scores.gather(1, at), found)
+
+
 @pytest.mark.parametrize(("dtype", "least", "error"), [("float16", 0.99, 1e-3), ("int8", 1.0, 1e-6)])
 def test_smaller_numbers_keep_the_best(dtype, least, error):
     scores, rows = TorchExact(VECTORS, dtype=dtype, block_rows=700).search(QUESTIONS, 3)
@@ -41,6 +56,15 @@ def test_smaller_numbers_keep_the_best(dtype, least, error):
     assert kept >= least
     assert scores == pytest.approx(np.take_along_axis(SCORES, rows, 1), abs=error)
     assert (np.diff(scores, axis=1) <= 0).all()
+
+
+def test_float16_is_exact_for_vectors_of_float16():
+    """Products rounded to float16 find candidates; what is returned are float32 products of the rows."""
+    rounded = VECTORS.astype(np.float16)
+    exact = QUESTIONS @ rounded.astype(np.float32).T
+    scores, rows = TorchExact(rounded, dtype="float16", block_rows=4_000).search(QUESTIONS, 3)
+    assert (rows == np.argsort(-exact, axis=1, kind="stable")[:, :3]).all()
+    assert scores == pytest.approx(np.take_along_axis(exact, rows, 1), abs=1e-6)
 
 
 def test_equal_vectors_go_by_row_and_more_than_there_are_is_all():

@@ -4,6 +4,7 @@ the prompts."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from services.contracts import Question
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import make_template
 from services.settings import CPU_CACHE_GIB, RetrieverSettings, RolloutSettings
+from trainer.config.learner import LoRASettings
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.demonstrations import read_demonstrations
@@ -98,18 +100,32 @@ def check_prompts(key: str, questions: list[Question], tokenizer: Any, settings:
 
 
 def parameter_count(model: Path) -> int:
-    """Parameters of a Hugging Face folder, from the headers of its safetensors files."""
-    total = 0
+    """Parameters of a Hugging Face folder."""
+    return sum(math.prod(shape) for _, shape in _shapes(model))
+
+
+def adapter_count(model: Path, lora: LoRASettings) -> int:
+    """Parameters of the adapters that `learner.lora` puts beside a model's layers."""
+    return sum(lora.rank * sum(shape) for name, shape in _shapes(model) if _gets_adapter(name, shape, lora))
+
+
+def _gets_adapter(name: str, shape: list[int], lora: LoRASettings) -> bool:
+    layer = name.removesuffix(".weight")
+    if len(shape) != 2 or layer.endswith("embed_tokens"):
+        return False
+    if lora.targets == "all-linear":
+        return not layer.endswith("lm_head")
+    return layer.endswith(tuple(lora.targets))
+
+
+def _shapes(model: Path) -> Iterator[tuple[str, list[int]]]:
+    """Names and shapes of a folder's tensors, from the headers of its safetensors files."""
     for file in sorted(model.glob("*.safetensors")):
         with open(file, "rb") as f:
             header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
         for name, entry in header.items():
             if name != "__metadata__":
-                count = 1
-                for n in entry["shape"]:
-                    count *= n
-                total += count
-    return total
+                yield name, entry["shape"]
 
 
 def check_room(
@@ -118,23 +134,26 @@ def check_room(
     """Raises EnvironmentLacks if checkpoints won't fit on the run's disk, or learner and CPU workers in
     memory.
 
-    Counted: 16 bytes per parameter for a checkpoint (fp32 weights, two moments, export) times those kept plus
-    the one being written; 16 bytes per parameter for a CPU learner, 4 for each CPU worker, and each worker's
-    cache.
+    Counted: 16 bytes per trained parameter for a checkpoint (fp32 weights, two moments, export) times those
+    kept plus the one being written; 16 bytes per trained parameter of a CPU learner, 4 per frozen one and per
+    parameter of each CPU worker, and each worker's cache. With `learner.lora` the adapters alone are trained.
     """
     import torch
 
     parameters = parameter_count(model)
+    lora = config.learner.lora
+    trained = adapter_count(model, lora) if lora else parameters
+    frozen = parameters if lora else 0
     folder = config.run_dir
     while not folder.exists():
         folder = folder.parent
     disk_free = shutil.disk_usage(folder).free if disk_free is None else disk_free
-    disk = 16 * parameters * (config.trainer.keep_checkpoints + config.trainer.keep_best + 1) + GIB // 4
+    disk = 16 * trained * (config.trainer.keep_checkpoints + config.trainer.keep_best + 1) + GIB // 4
     if disk_free < disk:
         raise EnvironmentLacks(
             f"run.dir: {folder} has {disk_free / GIB:.1f} GiB free; {disk / GIB:.1f} GiB are needed for "
             f"{config.trainer.keep_checkpoints} checkpoints "
-            f"of {parameters / 1e6:.0f} M parameters (trainer.keep_checkpoints)"
+            f"of {trained / 1e6:.0f} M parameters (trainer.keep_checkpoints)"
         )
     if torch.cuda.is_available() or os.environ.get(
         "RAY_ADDRESS"
@@ -143,7 +162,7 @@ def check_room(
     memory_free = psutil.virtual_memory().available if memory_free is None else memory_free
     workers = config.rollout.workers if isinstance(config.rollout.workers, int) else 1
     cache = config.rollout.kv_cache_gib or CPU_CACHE_GIB
-    memory = parameters * (16 + 4 * workers) + workers * int((cache + 0.75) * GIB) + GIB
+    memory = 16 * trained + 4 * frozen + 4 * workers * parameters + workers * int((cache + 0.75) * GIB) + GIB
     if memory_free < memory:
         raise EnvironmentLacks(
             f"memory: {memory_free / GIB:.1f} GiB are free; about {memory / GIB:.1f} GiB are needed for "
