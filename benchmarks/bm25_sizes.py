@@ -2,11 +2,13 @@
 
     python -m benchmarks.bm25_sizes ENGINE CORPUS QUESTIONS WORK
 
-ENGINE is packed or bm25s-format (ours, by format of the postings), bm25s (the package, its numba backend), or
-tantivy. Prints a line of JSON. Run the engines in turns on an otherwise equal machine: seconds are of the
-clock, cpu_ms are processor time per question, one question at a time, which other work on the machine changes
-less. QUESTIONS are JSON Lines with `question`. The corpus is JSON Lines with `id` and `contents`. Engines
-that are not installed here can be in an environment of their own: the two of ours alone need this project.
+ENGINE is packed or bm25s-format (ours, by format of the postings), bm25s (the package, its numba backend),
+tantivy, or lucene (the Java classes that pyserini wraps, out of its jar, called as it calls them; needs Java
+and `pip install --no-deps pyserini==0.25.0 pyjnius`, nothing else of pyserini's). Prints a line of JSON. Run
+the engines in turns on an otherwise equal machine: seconds are of the clock, cpu_ms are processor time per
+question, one question at a time, which other work on the machine changes less. QUESTIONS are JSON Lines with
+`question`. The corpus is JSON Lines with `id` and `contents`. Engines that are not installed here can be in
+an environment of their own: the two of ours alone need this project.
 """
 
 from __future__ import annotations
@@ -17,12 +19,16 @@ import platform
 import re
 import resource
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 TOPK = 3
+WARMING = 3
+"""Times that all questions are asked before they are measured: Java compiles what runs often."""
 
 
 def contents(corpus: Path) -> Iterator[str]:
@@ -89,11 +95,39 @@ def tantivy_package(corpus: Path, work: Path) -> Callable[[str], int]:
     return search
 
 
+def lucene_package(corpus: Path, work: Path) -> Callable[[str], int]:
+    import jnius_config
+
+    found = find_spec("pyserini")
+    assert found is not None and found.submodule_search_locations
+    (jar,) = Path(found.submodule_search_locations[0]).glob("resources/jars/anserini-*-fatjar.jar")
+    jnius_config.set_classpath(str(jar))
+    jnius_config.add_options("-Xmx2g", "--add-modules=jdk.incubator.vector")
+    from jnius import autoclass
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "corpus.jsonl").symlink_to(corpus.resolve())
+        autoclass("io.anserini.index.IndexCollection").main(
+            [
+                *("-collection", "JsonCollection", "-input", folder, "-index", str(work), "-threads", "1"),
+                *("-generator", "DefaultLuceneDocumentGenerator", "-storeRaw", "-quiet"),
+            ]
+        )
+    searcher = autoclass("io.anserini.search.SimpleSearcher")(str(work))
+    searcher.set_bm25(0.9, 0.4)
+
+    def search(question: str) -> int:
+        return len([hit.lucene_document.get("raw") for hit in searcher.search(question, TOPK)])
+
+    return search
+
+
 ENGINES: dict[str, Callable[[Path, Path], Callable[[str], int]]] = {
     "packed": ours("packed"),
     "bm25s-format": ours("bm25s"),
     "bm25s": bm25s_package,
     "tantivy": tantivy_package,
+    "lucene": lucene_package,
 }
 
 
@@ -115,7 +149,7 @@ def main() -> None:
     search = ENGINES[args.engine](args.corpus, args.work)
     built = time.perf_counter() - started[0], time.process_time() - started[1]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    for question in questions:
+    for question in questions * WARMING:
         search(question)
     wall = []
     cpu = []
@@ -126,7 +160,7 @@ def main() -> None:
         cpu.append(1000 * (time.process_time() - begun[1]))
     wall.sort()
     cpu.sort()
-    package = {"tantivy": "tantivy", "bm25s": "bm25s"}.get(args.engine, "unspiral")
+    package = {"tantivy": "tantivy", "bm25s": "bm25s", "lucene": "pyserini"}.get(args.engine, "unspiral")
     print(
         json.dumps(
             {

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+
+if sys.argv[1:2] == ["serve"]:  # before anything that takes time: the signal waits for the `hold` of `serve`
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
 import typer
 

@@ -1,6 +1,10 @@
 """`python -m trainer` and the command `unspiral`."""
 
+import signal
 import sys
+
+if sys.argv[1:3] == ["serve", "retriever"]:  # as in retriever_service/__main__.py
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
 try:
     from trainer.commands.cli import main as run

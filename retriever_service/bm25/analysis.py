@@ -93,7 +93,7 @@ class TermIds:
         memo = self._memo
         if len(memo) > _MEMO_WORDS:
             memo.clear()
-        found = [memo[word] for word in self._words(text)]
+        found = map(memo.__getitem__, self._words(text))
         return [number for number in found if number is not None]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -26,6 +27,8 @@ from services.common.processes.parent import when_parent_ends
 PART = 2_000
 """Passages that one process encodes at a time."""
 _LOOK_SECONDS = 1.0
+_END_SECONDS = 1.0
+"""An idle process ends within milliseconds of its pipe."""
 _GO_ON = "the same command goes on where it was"
 
 
@@ -68,10 +71,12 @@ class EncoderPool:
         return np.concatenate(found)
 
     def close(self) -> None:
-        """End the processes."""
-        for _, process, pipe in self._at_work:
+        """End the processes, in the middle of a part too: its vectors would go nowhere."""
+        for _, _, pipe in self._at_work:
             pipe.close()
-            process.join(10)
+        until = time.monotonic() + _END_SECONDS
+        for _, process, _ in self._at_work:
+            process.join(max(0.0, until - time.monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join(10)

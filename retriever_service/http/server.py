@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI, Response
 from starlette.datastructures import State
@@ -100,7 +101,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
         }
 
     @app.get("/readyz", summary="Is the index loaded?", responses={503: ERROR_RESPONSES[503]})
-    async def readyz() -> dict[str, str | int]:
+    async def readyz() -> dict[str, Any]:
         if service.index is None:
             reason = (
                 f"the index can't be opened: {service.failure}"
@@ -114,6 +115,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
             "backend": info.backend,
             "passages": info.passages,
             "corpus_sha256": info.corpus_sha256,
+            "settings": info.settings,
             **_how(service),
             **_besides(service),
         }

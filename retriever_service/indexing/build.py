@@ -37,8 +37,12 @@ from retriever_service.indexing.workplace import (
     work_folder,
 )
 from services.common.errors import EnvironmentLacks, UserError
+from services.common.files import followed
 from services.common.names import accepted
 
+POSTINGS_SHARE = 2.0
+PACKED_SHARE = 1.0
+"""Bytes that postings take during the build, per byte of text: of packed ones, runs and postings."""
 _ROW_BYTES = 64
 """Of each passage beside its text: its place, the hash of its id, its line, and JSON's own signs."""
 POSTINGS = ("auto", "bm25s", "packed")
@@ -213,10 +217,10 @@ def make_index(
 
     An index that is already there with the same corpus and settings is kept, and `write` is not called.
     `examine` is given the folder of the whole index before it takes its place: where it raises, what stands
-    at `plan.out` stays.
+    at `plan.out` stays. Where that is a link, the folder that it leads to is replaced.
     """
     corpus = plan.corpus
-    out = plan.out
+    out = followed(plan.out)
     size = corpus_bytes(corpus)
     sha256 = checksum(corpus, lambda done: plan.tell("checksum", done / max(size, 1), corpus.name))
     key = {
@@ -240,7 +244,8 @@ def make_index(
             if put_back(out) and not plan.overwrite:
                 _require_same(out, key)
                 return read_info(out)
-            require_disk(work, corpus, plan.backend != "dense", plan.vector_bytes)
+            share = PACKED_SHARE if plan.settings.get("postings") == "packed" else POSTINGS_SHARE
+            require_disk(work, corpus, share if plan.backend != "dense" else 0.0, plan.vector_bytes)
             with full_disk_said(work):
                 build = Build(corpus, work, key, plan.skip_bad, plan.tell)
                 write(build)
@@ -273,17 +278,17 @@ def _require_same(out: Path, key: Key) -> None:
         raise IndexInvalid(f"{out}: holds an index of {other}; give another folder, or --overwrite")
 
 
-def require_disk(work: Path, corpus: Path, postings: bool, vector_bytes: int) -> None:
+def require_disk(work: Path, corpus: Path, postings: float, vector_bytes: int) -> None:
     """Raise EnvironmentLacks where the disk is too small for what the start of the corpus promises: its text,
-    three times that with postings, and vectors. What an interrupted build left there counts as free, since it
-    is used or removed."""
+    `postings` bytes beside each byte of it, and vectors. What an interrupted build left there counts as free,
+    since it is used or removed."""
     text, passages = estimate(corpus)
     there = sum(
         {s.st_ino: s.st_blocks * 512 for s in (p.stat() for p in work.rglob("*") if p.is_file())}.values()
     )
     free = shutil.disk_usage(work).free + there
     vectors = passages * vector_bytes
-    needed = text * (3 if postings else 1) + passages * _ROW_BYTES + vectors + (16 << 20)
+    needed = round(text * (1 + postings)) + passages * _ROW_BYTES + vectors + (16 << 20)
     if free < needed:
         raise EnvironmentLacks(
             f"disk of {work}: {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} GiB needed for the "

@@ -31,7 +31,7 @@ from retriever_service.index_folder.segments import (
     folders_of,
     read_deletions,
 )
-from retriever_service.indexing.build import Build, require_disk, silent
+from retriever_service.indexing.build import PACKED_SHARE, Build, require_disk, silent
 from retriever_service.indexing.parts import Progress
 from retriever_service.indexing.sinks import RunsSink
 from retriever_service.indexing.workplace import (
@@ -81,11 +81,12 @@ def add_to_index(
             "to": info.corpus_sha256,
         }
         if not sealed(work, key):
-            require_disk(work, corpus, True, 0)
+            require_disk(work, corpus, PACKED_SHARE, 0)
             with full_disk_said(work):
                 build = Build(corpus, work, key, skip_bad, tell)
                 sink = RunsSink(Analyzer(AnalyzerSettings(**info.settings["analyzer"])))
                 build.scan([sink])
+                sink.close()
                 _refuse_known_ids(index, info, corpus, work)
                 write_packed(
                     work,

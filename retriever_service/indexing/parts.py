@@ -93,6 +93,7 @@ class PackedPart:
 
     def close(self) -> None:
         """As Part."""
+        self.sink.close()
 
 
 class DensePart:

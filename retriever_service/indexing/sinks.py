@@ -115,12 +115,17 @@ class RunsSink:
 
     def open(self, folder: Path, files: dict[str, BinaryIO]) -> None:
         self._files = files
-        self._vocabulary = _Vocabulary(
+        self._vocabulary: _Vocabulary | None = _Vocabulary(
             self._analyzer, folder / runs.RUN_VOCABULARY, files[runs.RUN_VOCABULARY]
         )
         self._rows = files[runs.RUN_LENGTHS].tell() // 4
 
+    def close(self) -> None:
+        """Give the memory of the vocabulary back: the merge reads the file."""
+        self._vocabulary = None
+
     def write(self, texts: list[str]) -> None:
+        assert self._vocabulary is not None  # it is open
         flat, lengths = self._vocabulary.numbers(texts)
         size = len(texts)
         owner = np.repeat(np.arange(size, dtype=np.int64), lengths)
@@ -129,7 +134,8 @@ class RunsSink:
         files = self._files
         files[runs.RUN_TERMS].write(terms.astype(np.uint32).tobytes())
         files[runs.RUN_COUNTS].write(counts.astype(np.uint32).tobytes())
-        files[runs.RUN_ROWS].write((self._rows + keys % size).astype(np.uint32).tobytes())
+        files[runs.RUN_ROWS].write((keys % size).astype(np.uint16).tobytes())
+        files[runs.RUN_FIRSTS].write(np.array([self._rows], np.uint32).tobytes())
         files[runs.RUN_TFS].write(np.minimum(tfs, 65535).astype(np.uint16).tobytes())
         files[runs.RUN_SIZES].write(np.array([len(terms), len(keys)], np.uint64).tobytes())
         files[runs.RUN_LENGTHS].write(lengths.astype(np.uint32).tobytes())

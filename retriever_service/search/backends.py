@@ -188,6 +188,11 @@ def check_settings(settings: ServerSettings) -> str:
             check_model(flag, model)
     backend = backend_of(settings)
     what = backend.check(settings)
+    if settings.faiss_gpu and settings.workers > 1:
+        raise UserError(
+            f"--workers {settings.workers}: each would load the vectors on the same GPUs; --faiss_gpu goes "
+            "with --workers 1"
+        )
     if _on_device(settings) is not None:
         flag = f"--dense-device {settings.dense_device}"
         if settings.faiss_gpu:

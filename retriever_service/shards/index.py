@@ -13,14 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import orjson
 
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
 from retriever_service.errors import RetrieverUnavailable
-from retriever_service.index_folder.description import IndexInfo
+from retriever_service.index_folder.description import IndexInfo, IndexSettings
 from retriever_service.index_folder.rows import Rows
 from retriever_service.ranking import Reranker
 from retriever_service.search.search_index import Hits, PartHits
@@ -137,7 +137,7 @@ class ShardedIndex:
             corpus=address,
             corpus_sha256=hashlib.sha256(versions.encode()).hexdigest(),
             passages=sum(about.passages for about in known),
-            settings={},
+            settings=cast("IndexSettings", {k: v for k, v in self._settings.items() if k != "backend"}),
         )
 
     def _agreed(self) -> dict[str, Any]:

@@ -80,10 +80,11 @@ def write_json(path: str | Path, value: Any, **options: Any) -> None:
 @contextlib.contextmanager
 def folder_written_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
     """A new folder beside `path` to fill. When the block ends, it replaces `path`; after an error it is
-    removed.
+    removed. A link is followed.
 
     keep: a folder that another process has put there meanwhile stays, and the new one is dropped.
     """
+    path = followed(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     earlier = path.with_name(f".{path.name}.{os.getpid()}.old")
@@ -99,8 +100,15 @@ def folder_written_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
         shutil.rmtree(earlier, ignore_errors=True)
 
 
+def followed(path: Path) -> Path:
+    """Where a link leads to, whether something is there or not; any other path as it is. For a folder that is
+    replaced: the link would be, and its folder would stay as it was."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
 def put_folder(made: Path, place: Path, *, earlier: Path) -> None:
-    """Rename the folder `made` to `place`. What stood there is renamed to `earlier`, which must be free.
+    """Rename the folder `made` to `place`, which is no link (`followed`). What stood there is renamed to
+    `earlier`, which must be free.
 
     At each moment a whole folder has one of both names.
     """

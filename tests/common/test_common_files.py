@@ -87,6 +87,16 @@ def test_a_link_stays_a_link(tmp_path):
     assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
 
 
+def test_a_link_to_a_folder_stays_one_and_its_folder_is_replaced(tmp_path):
+    place = tmp_path / "far" / "model"
+    (tmp_path / "link").symlink_to(place)
+    for text in ("first", "second"):  # a link to nothing, then to a folder
+        with files.folder_written_aside(tmp_path / "link") as folder:
+            (folder / text).write_text(text)
+        assert (tmp_path / "link").is_symlink() and os.listdir(place) == [text]
+    assert os.listdir(place.parent) == ["model"] and sorted(os.listdir(tmp_path)) == ["far", "link"]
+
+
 def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path):
     place = tmp_path / "deep" / "model"
     for text in ("first", "second"):

@@ -12,7 +12,7 @@ from services.settings import RolloutSettings
 from trainer.commands.cli import main
 from trainer.commands.models import printed
 from trainer.data import models
-from trainer.data.checkpoints import BY_HUB_NAME, CHECKPOINTS
+from trainer.data.checkpoints import BY_HUB_NAME, CHECKPOINTS, asked_otherwise
 from trainer.suite.published import PUBLISHED
 
 NAME = "PeterJinGo/SearchR1-nq_hotpotqa_train-qwen2.5-3b-it-em-grpo"
@@ -32,6 +32,7 @@ def test_the_list_says_how_each_is_asked_and_whose_figure_stands_there(capsys):
     assert "Qwen2.5-3B-Instruct, GRPO; EM 0.336 (arXiv 2512.04220 v2)" in block
     assert "base Qwen/Qwen2.5-3B-Instruct; rollout.template=search_r1 rollout.reading=search_r1" in block
     assert "rollout.topk=3 rollout.max_turns=4" in block and "e5-base-v2" in block
+    assert "  tags <think> <search> <information> <answer>\n" in block
     assert "not measured here" in out
     whole = json.loads(listed(capsys, "--json"))
     (one,) = (c for c in whole["checkpoints"] if c["hub"] == NAME)
@@ -46,6 +47,15 @@ def test_each_entry_makes_settings_and_every_trained_row_of_a_paper_has_its_entr
     trained = {(r.model, r.method) for r in PUBLISHED if "PPO" in r.method or "LLDS" in r.method}
     assert trained == {(c.model, c.method) for c in CHECKPOINTS if printed(c) and c.method != "GRPO"}
     assert len(BY_HUB_NAME) == sum(one.hub is not None for one in CHECKPOINTS)
+
+
+def test_a_checkpoint_that_is_asked_otherwise_than_it_was_trained_is_told():
+    assert asked_otherwise(NAME, RolloutSettings(topk=5, max_turns=4)) == [
+        "rollout.reading=innermost, trained with search_r1",
+        "rollout.topk=5, trained with 3",
+    ]
+    as_trained = RolloutSettings(topk=3, max_turns=4, reading="search_r1")
+    assert asked_otherwise(NAME, as_trained) == asked_otherwise("some/model", RolloutSettings()) == []
 
 
 def hub_cache(tmp_path, monkeypatch):

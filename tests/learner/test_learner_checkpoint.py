@@ -49,6 +49,19 @@ def test_another_state_writes_no_tensor_again_and_hides_no_fault(tmp_path):
     assert fault(path) == "weights/model.safetensors does not match its checksum"
 
 
+def test_another_state_of_a_linked_checkpoint_goes_where_the_link_leads(tmp_path):
+    """A run whose checkpoints were moved to a larger disk."""
+    path = write(tmp_path, 9)
+    far = tmp_path / "far" / path.name
+    far.parent.mkdir()
+    path.rename(far)
+    path.symlink_to(far)
+    replace_state(path, {"step": 9, "scores": 1})
+    assert path.is_symlink() and [p.name for p in far.parent.iterdir()] == [path.name]
+    assert fault(far) is None and json.loads((far / "state.json").read_text())["scores"] == 1
+    assert latest(tmp_path) == path
+
+
 def _truncate(p):
     (p / "weights" / "model.safetensors").write_text("weights")
 

@@ -13,6 +13,7 @@ from runs import at_step, kill, run_config, start
 from test_trainer_monitor_actions import Pool, Scripted, system
 
 from services.common.errors import UserError
+from services.contracts import Question
 from trainer.config.learner import LearnerSettings
 from trainer.config.schema import TrainerSettings, parse_config
 from trainer.learner.checkpoint import (
@@ -26,6 +27,8 @@ from trainer.learner.checkpoint import (
 )
 from trainer.learner.schedule import lr_factor
 from trainer.loop.run.best import Best
+from trainer.loop.run.sources import compared
+from trainer.session.held_out import check_held_out
 
 
 def factors(batches, per_batch=2, **settings):
@@ -111,6 +114,68 @@ def test_the_best_checkpoint_outlives_newer_ones_and_is_found_by_its_name(tmp_pa
     prune(run, 1)
     mark_best(run, None)
     assert best_of(run) is None
+
+
+BY_SOURCE = {"em": 0.3, "f1": 0.4, "em_by_source": {"nq": 0.6, "hotpot_qa_dev": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("score", "by", "value"),
+    [
+        (BY_SOURCE, "em", 0.3),
+        (BY_SOURCE, "em_macro", 0.35),
+        (BY_SOURCE, "em/nq", 0.6),
+        (BY_SOURCE, "em/hotpot qa/dev", 0.1),
+        (BY_SOURCE, "em/popqa", None),
+        (BY_SOURCE, "right", None),
+        ({"em": 0.3, "em_by_source": {}}, "em_macro", 0.3),
+        ({"em": 0.3, "em_by_source": {}}, "em/nq", 0.3),
+        ({"em": 0.3}, "em_macro", None),
+    ],
+)
+def test_checkpoints_are_compared_by_a_source_or_by_the_mean_of_all(score, by, value):
+    """One source has no score of its own beside the whole; earlier versions kept none by source."""
+    assert compared(score, by) == pytest.approx(value)
+
+
+def test_the_best_by_a_source_is_chosen_anew_from_the_scores_of_a_run():
+    scores = {
+        f"step{step}/greedy": {"em": em, "em_by_source": {"nq": nq, "popqa": 2 * em - nq}}
+        for step, em, nq in ((2, 0.4, 0.1), (4, 0.3, 0.5), (6, 0.2, 0.4))
+    }
+    assert [Best.of_scores(scores, 6, by).step for by in ("em", "em/nq", "em/popqa", "em_macro")] == [
+        2,
+        4,
+        2,
+        2,
+    ]
+
+
+def test_a_source_without_questions_is_refused_before_anything_starts():
+    def asked(name, text, answer):
+        return Question(text, text, (answer,), name)
+
+    held_out = [asked("nq", "who?", "a"), asked("hotpot qa", "Where is it?", "b")]
+    train = [asked("nq", "where  is it", "B"), asked("nq", "who?", "another")]
+    said = []
+
+    def check(by):
+        check_held_out(parse_config(raw(trainer={"best_by": by})), train, held_out, said.append)
+
+    for by in ("em", "em_macro", "em/nq", "em/hotpot qa"):
+        check(by)
+    assert (
+        said[0].startswith("warning: 1 of 2 questions of data.eval stand in data.train too")
+        and len(said) == 4
+    )
+    with pytest.raises(
+        UserError, match=r"trainer\.best_by=em/popqa: data\.eval has no score of a source popqa; acc"
+    ):
+        check("em/popqa")
+    with pytest.raises(
+        UserError, match=r"trainer\.best_by.*emm: accepted are em, f1, right, em_macro, em/SOURCE"
+    ):
+        check("emm")
 
 
 class Scored(Scripted):

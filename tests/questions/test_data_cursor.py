@@ -1,14 +1,20 @@
 """The prompt cursor: passes, their order, and going on after a stop."""
 
 import json
+from collections import Counter
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from places import ROOT
 
 from services.common.errors import UserError
 from services.contracts import Question
+from trainer.config.schema import load_config
 from trainer.data import PromptCursor
+from trainer.data.questions import load_questions
 
 
 def questions(n, text="q"):
@@ -163,3 +169,29 @@ def test_a_resumed_run_keeps_its_weights_and_says_where_they_are_others():
 def test_weights_of_no_use_are_refused(weights, says):
     with pytest.raises(UserError, match=says):
         PromptCursor(mixed(), 0, True, weights=weights)
+
+
+def test_the_recipe_of_the_papers_mixes_two_sources_of_one_parquet(tmp_path):
+    """docs/data.md: the paper's configuration, with weights."""
+    rows = [
+        {
+            "data_source": source,
+            "prompt": [{"role": "user", "content": f"Use <search>. Question: {source} {i}?\n"}],
+            "reward_model": {"style": "rule", "ground_truth": {"target": ["Rome"]}},
+            "extra_info": {"split": "train", "index": i},
+        }
+        for source, n in (("nq", 30), ("hotpotqa", 40))
+        for i in range(n)
+    ]
+    file = tmp_path / "train.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    overrides = [f"data.train={file}", "data.weights={nq: 1, hotpotqa: 0.5}", "model.path=m"]
+    config = load_config(ROOT / "examples" / "paper.yaml", overrides)
+    loaded = load_questions(config.data.train).rows
+    assert loaded[0].prompt == "Use <search>. Question: nq 0?\n"
+    cursor = PromptCursor(loaded, config.seed, config.data.shuffle, weights=config.data.weights)
+    sources = Counter()
+    while cursor.epoch < 20:
+        sources.update(q.data_source for q in cursor.take(1))
+    assert sources["nq"] == pytest.approx(20 * 30, abs=2)
+    assert sources["hotpotqa"] == pytest.approx(20 * 20, rel=0.1)

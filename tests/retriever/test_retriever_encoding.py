@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -170,3 +171,23 @@ def test_the_time_left_is_of_this_run_alone(monkeypatch, passed, done, end, text
     one = pace.Pace(1_000)
     now[0] += passed
     assert one.left(1_000 + done, 1_000 + end) == text
+
+
+def test_processes_in_the_middle_of_a_part_do_not_hold_up_the_end(tiny_encoder, monkeypatch):
+    """Ctrl-C: the parent leaves its wait for vectors, and its children don't hear the signal."""
+    pool = encoding.EncoderPool(Encoder(EncoderSettings(tiny_encoder, "e5")), 3)
+    stopped = []
+
+    def interrupted(device, process, pipe):
+        stopped.extend(at_work for _, at_work, _ in pool._at_work)
+        for at_work in stopped:
+            psutil.Process(at_work.pid).suspend()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(encoding, "_received", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.passages(["a passage"] * 6000)
+    begun = time.monotonic()
+    pool.close()
+    assert time.monotonic() - begun < 10  # ten seconds each, were they waited for
+    assert [process.exitcode for process in stopped] == [-signal.SIGKILL] * 3

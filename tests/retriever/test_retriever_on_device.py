@@ -129,6 +129,10 @@ def test_what_cannot_be_searched_so_is_one_line(dense_index, tmp_path, monkeypat
     ):
         with pytest.raises(UserError, match=line):
             check_settings(ServerSettings(**{"index": str(dense_index), "dense_device": "cpu"} | options))
+    for place in (dense_index, tmp_path / "sq8"):
+        settings = ServerSettings(index=str(place), faiss_gpu=True, workers=2)
+        with pytest.raises(UserError, match=r"^--workers 2: .* --faiss_gpu goes with --workers 1$"):
+            check_settings(settings)
     with pytest.raises(UserError, match=r"does not hold its vectors as they are \(SQ8\); accepted with"):
         open_index(ServerSettings(index=str(tmp_path / "sq8"), dense_device="cpu"))
     settings = ServerSettings(index=str(dense_index), dense_device="cuda")

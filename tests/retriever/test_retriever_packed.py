@@ -4,6 +4,7 @@ killed at chosen moments."""
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,13 +19,14 @@ from retriever_service.__main__ import main
 from retriever_service.bm25.analysis import AnalyzerSettings
 from retriever_service.bm25.packed import build as runs
 from retriever_service.bm25.packed.kernel import WINDOW
-from retriever_service.bm25.packed.search import PackedRanker
+from retriever_service.bm25.packed.search import Deleted, PackedRanker
 from retriever_service.errors import IndexInvalid
 from retriever_service.index_folder.description import read_info, verify
 from retriever_service.indexing import changes
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.changes import add_to_index, delete_from_index, read_ids
 from retriever_service.indexing.merge import merge_index
+from retriever_service.ranking import Statistics
 from retriever_service.search.index import Index
 from services.common.errors import EnvironmentLacks, UserError
 from tests.retriever.retriever_fixtures import CORPUS, small_index  # noqa: F401
@@ -98,13 +100,32 @@ def skewed(tmp_path_factory):
     return folder, lists, lengths
 
 
-@pytest.mark.parametrize(("topk", "n_queries"), [(3, 200), (50, 24)])
-def test_results_equal_adding_everything_up(skewed, topk, n_queries):
-    """Rows, scores and order, to the bit, over 74 windows."""
+@pytest.fixture(scope="module")
+def without_impacts(skewed, tmp_path_factory):
+    """The same, as earlier versions built it."""
+    folder = tmp_path_factory.mktemp("earlier")
+    shutil.copytree(skewed[0] / "bm25", folder / "bm25", ignore=shutil.ignore_patterns("impacts.*"))
+    return folder
+
+
+@pytest.mark.parametrize("impacts", [True, False])
+@pytest.mark.parametrize(
+    ("topk", "n_queries", "mean"),
+    [(3, 200, 40.0), (50, 24, 40.0), (100, 12, 40.0), (3, 60, 55.0), (3, 60, 31.0)],
+)
+def test_results_equal_adding_everything_up(skewed, without_impacts, topk, n_queries, mean, impacts):
+    """Rows, scores and order, to the bit, over 74 windows, also where other passages have moved the mean
+    length since."""
     folder, lists, lengths = skewed
     assert len(lengths) > 70 * WINDOW
-    ranker = PackedRanker([folder], PLAIN, k1=0.9, b=0.4)
-    norm = 0.9 * (1 - 0.4 + 0.4 * lengths / (int(lengths.sum()) / len(lengths)))
+    ranker = PackedRanker([folder if impacts else without_impacts], PLAIN, k1=0.9, b=0.4)
+    own = [segment.files.impacts for segment in ranker._segments]
+    assert [found is not None and len(found.terms) > 5 for found in own] == [impacts]
+    if mean != 40.0:
+        ranker.statistics = Statistics(len(lengths), round(mean * len(lengths)))
+    else:
+        mean = int(lengths.sum()) / len(lengths)
+    norm = 0.9 * (1 - 0.4 + 0.4 * lengths / mean)
     idfs = [float(np.log(1 + (len(lengths) - len(r) + 0.5) / (len(r) + 0.5))) for r, _ in lists]
     draw = np.random.default_rng(topk)
     queries = [draw.integers(0, len(lists), size).tolist() for size in [1, 2, 3, 5, 8, 13] * 34][:n_queries]
@@ -121,6 +142,16 @@ def test_results_equal_adding_everything_up(skewed, topk, n_queries):
         matches = matches[scores[matches] >= least]
         best = matches[np.lexsort((matches, -scores[matches]))][:topk]
         assert found == list(zip(best.tolist(), scores[best].tolist(), strict=True)), query
+
+
+def test_deleted_rows_are_passed_over_among_impacts(skewed):
+    folder, _, lengths = skewed
+    query = ["w0 w2 w4 w6"]
+    (found,) = PackedRanker([folder], PLAIN, k1=0.9, b=0.4).rank(query, 12)
+    deleted = sorted(row for row, _ in found[1:9:2])
+    ranker = PackedRanker([folder], PLAIN, k1=0.9, b=0.4, deleted=Deleted(deleted))
+    ranker.statistics = Statistics(len(lengths), int(lengths.sum()))
+    assert ranker.rank(query, 8) == [[hit for hit in found if hit[0] not in deleted]]
 
 
 def test_ranks_are_those_of_the_other_format(small_index, whole):
@@ -257,6 +288,10 @@ def test_a_link_to_an_index_stays_one(tmp_path):
     delete_from_index(tmp_path / "i", [json.loads(LINES[0])["id"]])
     assert merge_index(tmp_path / "i").passages == 59
     assert (tmp_path / "i").is_symlink() and read_info(tmp_path / "far" / "i").passages == 59
+    corpus = part(tmp_path, "b", LINES[50:])
+    assert build_index(corpus, tmp_path / "i", postings="packed", overwrite=True).passages == 136
+    assert (tmp_path / "i").is_symlink() and read_info(tmp_path / "far" / "i").passages == 136
+    assert [p.name for p in (tmp_path / "far").iterdir()] == ["i"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "far", "i"]
 
 

@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from places import ROOT
 
 from retriever_service.errors import IndexInvalid
 from retriever_service.http.launch import serve_in_thread
@@ -173,6 +176,20 @@ def test_a_reload_that_failed_is_tried_again_and_named_until_it_is_done(tmp_path
             page = http.get("/metrics").text
             assert f'retriever_reloads_total{{result="failed"}} {float(done)}' in page
             assert 'retriever_reloads_total{result="done"} 1.0' in page
+
+
+@pytest.mark.parametrize(
+    "words", [("retriever_service", "serve"), ("trainer", "serve", "retriever")], ids=lambda words: words[0]
+)
+def test_a_signal_to_reload_ends_no_server_that_only_begins_to_import(tmp_path, words):
+    (tmp_path / "typer.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGUSR1)\nprint('goes on')\nraise SystemExit(7)\n"
+    )
+    begun = subprocess.run(
+        [sys.executable, "-m", *words, "--index", "i"], capture_output=True, text=True, timeout=60,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )  # fmt: skip
+    assert (begun.returncode, begun.stdout) == (7, "goes on\n"), begun.stderr
 
 
 @pytest.mark.slow

@@ -68,6 +68,10 @@ def test_a_gzipped_corpus_is_taken_for_what_it_unpacks_to(corpora, tmp_path, dis
         EnvironmentLacks, match=r"GiB free, about 0\.1 GiB needed for the build \(.* passages, .* of vectors"
     ):
         build_index(gzipped, tmp_path / "i")
+    disk(73)  # 16 + 3 x 19 of text + 4 of rows
+    with pytest.raises(EnvironmentLacks, match="needed for the build"):
+        build_index(plain, tmp_path / "i", postings="bm25s")
+    assert build_index(plain, tmp_path / "i", postings="packed").passages == 60_000  # 16 + 2 x 19 + 4
 
 
 def test_vectors_count_for_the_disk_that_a_build_needs(corpora, tiny_encoder, tmp_path, disk):

@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 from retriever_service.errors import IndexInvalid, RequestRefused, RetrieverUnavailable
 from retriever_service.http.launch import serve_in_thread
 from retriever_service.http.server import create_app
+from retriever_service.index_folder.description import read_info
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.changes import add_to_index, delete_from_index
 from retriever_service.search.index import Index
@@ -113,6 +114,7 @@ def test_a_front_serves_them_over_http_with_its_own_limits_and_token(indexes, mo
             assert len(answer.json()["result"][1]) == 5
             ready = httpx.get(f"{front.url}/readyz", trust_env=False).json()
             assert (ready["backend"], ready["passages"]) == ("bm25", 185)
+            assert ready["settings"] == read_info(indexes / "part0").settings
         monkeypatch.setattr(sharded, "START_SECONDS", 0.0)
         with pytest.raises(EnvironmentLacks, match=rf"shard ({a.url}|{b.url}): 401 .*\(waited"):
             opened(a.url, b.url)

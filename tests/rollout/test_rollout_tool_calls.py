@@ -190,6 +190,47 @@ def test_a_chat_template_that_drops_thoughts_is_refused_until_they_are_to_stay()
     assert prompts[-1][: len(prompts[0])] == prompts[0]
 
 
+def writing_calls(family, form):
+    """The family's chat template, which also writes a call that is given as an object."""
+    end = CONTROLS[family][-1]
+    calls = f"{{% if m.tool_calls %}}{{% set call = m.tool_calls[0].function %}}{form}{end}{{% else %}}"
+    head = "{% for m in messages %}"
+    return (
+        FAMILIES[family]
+        .replace(head, head + calls)
+        .replace("{% endfor %}{% if add_gen", "{% endif %}{% endfor %}{% if add_gen")
+    )
+
+
+JSON_CALL = '{"name": "{{ call.name }}", "%s": {{ call.arguments | tojson }}}'
+TAGGED = (
+    "<tool_call>\n<function={{ call.name }}>\n<parameter=query>\n{{ call.arguments.query }}\n"
+    "</parameter>\n</function>\n</tool_call>"
+)
+"""As Qwen3.5 writes calls."""
+
+
+@pytest.mark.parametrize(
+    ("family", "form", "read"),
+    [
+        ("hermes", f"<tool_call>\n{JSON_CALL % 'arguments'}\n</tool_call>", True),
+        ("llama3", JSON_CALL % "parameters", True),
+        ("hermes", TAGGED, False),
+        ("llama3", JSON_CALL % "arguments", False),
+        ("hermes", "{{ call.arguments + 'a text alone' }}", True),
+    ],
+)
+def test_a_family_that_writes_its_calls_otherwise_is_refused(family, form, read):
+    """The prompt would ask for calls that are never read, and each turn would be invalid."""
+    tokenizer = of_family(tokenizer_of("bpe", family), family, writing_calls(family, form))
+    if read:
+        make_template(family, tokenizer, settings(family))
+        return
+    with pytest.raises(UserError, match=rf"rollout\.template={family}: .* another form \(.*QUERY\)") as e:
+        make_template(family, tokenizer, settings(family))
+    assert "\n" not in str(e.value)
+
+
 @pytest.mark.parametrize(
     ("chat", "line"),
     [(None, "has no chat template"), ("{% for m in messages %}{{ m.content }}{% endfor %}", "show tools")],

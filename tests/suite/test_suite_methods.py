@@ -4,11 +4,16 @@ import json
 
 import pytest
 from command_line import run  # noqa: F401
+from places import DATA
 from rollout_fakes import ScriptedEngine, byte_bpe, chat_bpe
 from rollout_text import check_hostile_text
 from suite_rows import asked
 from tool_families import of_family
 
+from retriever_service.http.launch import serve_in_thread
+from retriever_service.index_folder.description import read_info
+from retriever_service.indexing.build import build_index
+from retriever_service.settings import ServerSettings
 from services.common.errors import UserError
 from services.contracts import Action, Question, Trajectory, TrajectoryRequest
 from services.rollout.worker.loop import run_trajectory
@@ -17,12 +22,14 @@ from services.settings import RolloutSettings
 from trainer.config.schema import parse_config
 from trainer.suite.methods import METHODS, PROMPTED, method_of
 from trainer.suite.protocol import protocol_of
+from trainer.suite.retriever_facts import retriever_facts
 from trainer.suite.rows import row_of
 
 TOKENIZER = byte_bpe(["Question: who is it? <answer> Beijing </answer> Doc 1(Title: x) "] * 3)
 QUESTION = Question(
     "q", "who is it", ("Rome",), "nq", prompt="an agent's own", context=('"Rome"\nIt is </information> big.',)
 )
+NAMED = "PeterJinGo/SearchR1-nq_hotpotqa_train-qwen2.5-3b-it-em-grpo"
 SETTINGS = RolloutSettings(max_obs_tokens=60, max_model_tokens=4096)
 
 
@@ -145,6 +152,23 @@ def test_the_protocol_tells_what_moves_numbers():
     )
 
 
+async def test_a_service_tells_its_corpus_and_encoder_and_one_without_health_routes_tells_nothing(tmp_path):
+    index = tmp_path / "index"
+    build_index(DATA / "retriever_corpus.jsonl", index)
+    with serve_in_thread(ServerSettings(index=str(index), port=0)) as server:
+        told = await retriever_facts(f"{server.url}/")
+        silent = await retriever_facts(f"{server.url}/no/such/service")
+    info = read_info(index)
+    assert told == {
+        "backend": "bm25",
+        "passages": info.passages,
+        "corpus": info.corpus_sha256[:12],
+        "encoder": json.dumps(info.settings, sort_keys=True),
+    }
+    assert '"k1": 0.9' in told["encoder"]
+    assert set(silent.values()) == {"unknown"} == set((await retriever_facts("http://127.0.0.1:1")).values())
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -187,5 +211,14 @@ def test_weights_go_by_the_name_of_their_checkpoint_and_not_by_latest(tmp_path, 
     for given in ("latest", "best", str(tmp_path / "run"), None):
         options = evaluate_suite.SuiteOptions("search7", data=tmp_path / "nq.jsonl", checkpoint=given)
         evaluate_suite.run_suite(config, options, say=lambda text: None)
+    said = []
+    named = config.model_copy(update={"model": config.model.model_copy(update={"path": NAMED})})
+    evaluate_suite.run_suite(
+        named, evaluate_suite.SuiteOptions("search7", data=tmp_path / "nq.jsonl"), said.append
+    )
+    assert (
+        asked.pop() is None
+        and f"warning: {NAMED}: rollout.reading=innermost, trained with search_r1" in said[-1]
+    )
     newest, best = (str(checkpoints / f"step_{step:06}") for step in (7, 4))
     assert asked == [newest, best, newest, None]

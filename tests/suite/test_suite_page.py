@@ -83,7 +83,12 @@ def test_methods_stand_in_one_table_of_the_form_that_the_files_name_says(tmp_pat
     assert tex.count(r"\begin{tabular}") == tex.count(r"\bottomrule") == 1
     numbers = [line for line in tex.splitlines() if line.startswith(("m, rag &", r"x\_y, agent &"))]
     assert [line.split(" & ")[1:5] for line in numbers] == [[".300"] * 4, [".800"] * 4]
-    assert all(line.count("&") == len(COLUMNS) for line in tex.splitlines() if line.endswith(r"\\"))
+    assert all(line.count("&") == len(COLUMNS) for line in tex.splitlines() if r"\\" in line)
+    printed = [line for line in tex.splitlines() if "% arXiv" in line]
+    assert len(printed) == len(PUBLISHED) and all(line.startswith("% ") for line in printed)
+    assert (
+        r"% Qwen2.5-3B, RAG & .348 & .544 & .387 & -- & .255 & .226 & .047 & .080 & -- & .270 & -- \\" in tex
+    )
     rows = json.loads((tmp_path / "out.json").read_text())
     assert [column["key"] for column in rows["columns"]] == list(COLUMNS)
     assert [(r["method"], r["em"]["macro"]["mean"]) for r in rows["measured"]] == [

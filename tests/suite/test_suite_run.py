@@ -13,8 +13,10 @@ from trainer.suite.rows import read_rows
 from trainer.suite.sets import SETS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
-ROWS = 24
+ROWS = 12
 """Of each set."""
+ANSWERS = 2 * 7 * ROWS
+"""A greedy and a sampled one of each row."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,8 @@ def test_killed_and_gone_on_with_by_two_workers_the_answers_are_those_of_one(fil
 
     def evaluate(out, workers):
         config = run_config(files, folder, f"run-{out}", rollout={"workers": workers})
-        arguments = ("--suite", "search7", "--data", sets, "--limit-per-source", ROWS, "--out", folder / out)
+        rows = ("--limit-per-source", ROWS, "--samples", 1)
+        arguments = ("--suite", "search7", "--data", sets, *rows, "--out", folder / out)
         return command("eval", "--config", config, *arguments)
 
     code, out = finish(evaluate("one", 1))
@@ -53,13 +56,22 @@ def test_killed_and_gone_on_with_by_two_workers_the_answers_are_those_of_one(fil
     until(lambda: answers.exists() and answers.read_bytes().count(b"\n") >= ROWS, process)
     kill(process)
     kept = len(read_rows(answers))
-    assert ROWS <= kept < 7 * ROWS, "it was killed too late"
+    assert ROWS <= kept < ANSWERS, "it was killed too late"
     code, out = finish(evaluate("two", 2))
-    assert code == 0 and f"{kept} of {7 * ROWS} answers are there already" in out, out
+    assert code == 0 and f"{kept} of {ANSWERS} answers are there already" in out, out
 
-    one, two = ({r["key"]: r for r in read_rows(folder / x / "answers.jsonl")} for x in ("one", "two"))
-    assert len(one) == 7 * ROWS and one == two
+    one, two = (
+        {(r["key"], r["sample"]): r for r in read_rows(folder / x / "answers.jsonl")} for x in ("one", "two")
+    )
+    assert len(one) == ANSWERS and one == two
+    assert any(one[key, 0]["text"] != one[key, 1]["text"] for key, _ in one), (
+        "samples are no copies of the greedy"
+    )
     tables = [(folder / x / "table.md").read_text() for x in ("one", "two")]
     assert tables[0] == tables[1]
-    protocol = json.loads((folder / "two" / "result.json").read_text())["protocol"]
+    result = json.loads((folder / "two" / "result.json").read_text())
+    right = [row["scores"]["em"] for (_, sample), row in two.items() if sample == 1]
+    assert result["sampled"]["mean"]["averages"]["micro"]["mean"] == pytest.approx(sum(right) / len(right))
+    assert result["n"] == 7 * ROWS and "| Sampled mean EM | " in tables[0]
+    protocol = result["protocol"]
     assert protocol["retriever"]["backend"] == "bm25" and protocol["template"] == "lab"

@@ -82,6 +82,10 @@ def test_one_parquet_of_search_r1_holds_all_sets_and_others_are_named(tmp_path):
         ("nq_open", "nq"),
         ("natural-questions", "nq"),
         ("hotpotqa_dev", "hotpotqa"),
+        ("hotpot_dev_distractor_v1", "hotpotqa"),
+        ("musique_ans_v1", "musique"),
+        ("musique_full_v1", None),
+        ("2_wiki", "2wikimultihopqa"),
         ("lab_two_hop", None),
         ("strategyqa", None),
     ],
@@ -107,6 +111,7 @@ def test_a_row_that_comes_twice_is_scored_twice_under_keys_of_its_own(tmp_path):
     write(tmp_path / "nq.jsonl", rows("x", 2) + rows("x", 1))
     suite = read_suite(tmp_path / "nq.jsonl", say=silent)
     assert [item.key for item in suite.items] == ["nq/x_0", "nq/x_1", "nq/x_0#2"]
+    assert suite.repeated == {"nq": 1}
     assert suite.sets[0].describe()["split"] == "unnamed"
 
 
@@ -118,3 +123,34 @@ def test_a_folder_of_training_sets_alone_or_of_other_sets_is_refused(tmp_path):
     write(tmp_path / "b" / "strategyqa.jsonl", rows("x"))
     with pytest.raises(UserError, match="data sets there: strategyqa"):
         read_suite(tmp_path / "b", say=silent)
+
+
+def test_files_as_their_makers_name_them_give_no_training_row_and_the_wanted_split(tmp_path):
+    for name in (
+        "NQ-open.dev.jsonl",
+        "NQ-open.train.jsonl",
+        "hotpot_dev_distractor_v1.json",
+        "hotpot_train_v1.1.json",
+        "musique_ans_v1.0_dev.jsonl",
+        "musique_ans_v1.0_train.jsonl",
+        "popqa/validation.jsonl",
+        "bamboogle/Bamboogle Prerelease - Sheet1.jsonl",
+        "2wiki/all.jsonl",
+    ):
+        write(tmp_path / name, rows(name))
+    suite = read_suite(tmp_path, say=silent)
+    assert {one.name: one.split for one in suite.sets} == {
+        "nq": "dev",
+        "popqa": "validation",
+        "hotpotqa": "dev",
+        "2wikimultihopqa": "",
+        "musique": "dev",
+        "bamboogle": "",
+    }
+    assert not any("train" in item.key for item in suite.items) and suite.repeated == {}
+    dev = read_suite(tmp_path, split="dev", say=silent)
+    assert {one.name: one.split for one in dev.sets} == {one.name: one.split for one in suite.sets}
+    train = read_suite(tmp_path, split="train", say=silent)
+    assert [one.split for one in train.sets] == ["train", "train", "", "train", ""]
+    with pytest.raises(UserError, match="--split tset: accepted are auto, test, dev, train; did you mean"):
+        read_suite(tmp_path, split="tset", say=silent)

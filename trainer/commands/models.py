@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainer.data.checkpoints import CHECKPOINTS, TAGS, Checkpoint
+from trainer.data.checkpoints import CHECKPOINTS, Checkpoint
 from trainer.data.cli import model_app
 from trainer.data.models import KNOWN, cached
 from trainer.suite.published import PUBLISHED, Printed
@@ -55,11 +55,11 @@ def facts(one: Checkpoint) -> dict[str, Any]:
 def _lines(one: Checkpoint) -> list[str]:
     row = printed(one)
     em = "EM not in a table kept here" if row is None else f"EM {row.macro:.3f} ({row.paper})"
-    tags = "" if one.tags == TAGS else f", tags {one.tags}"
     return [
         f"\n{one.hub or 'no weights known'}: {one.model}, {one.method}; {em}",
         f"  base {one.base}; rollout.template={one.template} rollout.reading={one.reading} "
-        f"rollout.bos={one.bos} rollout.topk={one.topk} rollout.max_turns={one.max_turns}{tags}",
+        f"rollout.bos={one.bos} rollout.topk={one.topk} rollout.max_turns={one.max_turns}",
+        f"  tags {one.tags}",
         f"  retriever: {one.retriever}",
     ]
 

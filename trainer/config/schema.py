@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -31,6 +31,7 @@ from services.settings import (
 )
 from trainer.config.algorithm import AlgorithmSettings
 from trainer.config.aliases import meant_by
+from trainer.config.held_out_scores import BestBy
 from trainer.config.learner import LearnerSettings
 from trainer.rewards import ACCEPTED, is_kind
 
@@ -106,8 +107,7 @@ class TrainerSettings(Settings):
     steps: int = Field(100, ge=0)
     """Training steps, each one batch of prompts."""
     max_minutes: float | None = Field(None, gt=0)
-    """End after the step in which so many minutes have passed (paused ones too), as if it were the last
-    one."""
+    """End after the step in which so many minutes have passed (paused ones too), as if it were the last."""
     eval_every: int = Field(0, ge=0)
     """Evaluate every n-th step (0: only before and after)."""
     metrics: list[str] = Field(default_factory=list)
@@ -122,9 +122,9 @@ class TrainerSettings(Settings):
     keep_best: bool = False
     """Keep the checkpoint of the best held-out score too, as `checkpoints/best`; `--checkpoint best` finds
     it. Needs eval_every and data.eval."""
-    best_by: Literal["em", "f1", "right"] = "em"
-    """Greedy held-out score by which checkpoints are compared, for keep_best and patience; `right` is the
-    share of answers that the reward calls right."""
+    best_by: BestBy = "em"
+    """Greedy held-out score by which checkpoints are compared, for keep_best and patience: `right` is the
+    share that the reward calls right, `em_macro` the mean over data sources, `em/SOURCE` one source's."""
     patience: int = Field(0, ge=0)
     """End the run, with exit status 0, after so many evaluations running without a better score; 0 is never.
     Needs eval_every and data.eval."""

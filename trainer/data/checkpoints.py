@@ -6,7 +6,10 @@ its models have no name. Settings are those of the papers' own evaluations.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from services.settings import RolloutSettings
 
 SEARCH_R1 = "Search-R1"
 RETRIEVER = "intfloat/e5-base-v2 over the Wikipedia of 2018 (21 M passages)"
@@ -63,3 +66,17 @@ CHECKPOINTS = (
     _llds(*_QWEN["qwen2.5-3b-it"], "GSPO + LLDS"),
 )
 BY_HUB_NAME = {one.hub: one for one in CHECKPOINTS if one.hub is not None}
+
+
+def asked_otherwise(name: str, rollout: RolloutSettings) -> list[str]:
+    """Settings of a run that are not those which a named checkpoint was trained with, as `rollout.topk=5,
+    trained with 3`; empty for a model of another name."""
+    one = BY_HUB_NAME.get(name)
+    if one is None:
+        return []
+    trained = {"template": one.template, "reading": one.reading, "topk": one.topk, "max_turns": one.max_turns}
+    return [
+        f"rollout.{key}={getattr(rollout, key)}, trained with {value}"
+        for key, value in trained.items()
+        if getattr(rollout, key) != value
+    ]

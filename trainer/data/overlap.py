@@ -58,6 +58,17 @@ def twins(path: str | Path, against: str | Path) -> list[Twin]:
     return found
 
 
+def repeated(ours: Sequence[Question], others: Sequence[Question]) -> int:
+    """Those of `ours` that are a question of `others` once normalised, with a golden answer in common: equal
+    words alone may ask about two worlds, as those of the demo's laboratory do."""
+    wanted = {normalize(question.text) for question in ours}
+    there: dict[str, list[Question]] = defaultdict(list)
+    for question in others:
+        if (text := normalize(question.text)) in wanted:
+            there[text].append(question)
+    return sum(any(_agree(one, other) for other in there.get(normalize(one.text), ())) for one in ours)
+
+
 def _questions(path: Path) -> Iterator[Question]:
     for item in parsed(path):
         if not isinstance(item, BadRow):

@@ -43,6 +43,7 @@ from trainer.loop.records.users_metrics import load_metrics
 from trainer.loop.run.run_folder import RunFolder
 from trainer.loop.run.system import Serving, System
 from trainer.rewards import make_reward
+from trainer.session.held_out import check_held_out
 from trainer.session.preflight import check_learner_files, check_prompts, check_retrievers, check_room
 from trainer.session.ray_watch import RECONNECT_SECONDS
 from trainer.session.resume_rules import Resumed
@@ -398,6 +399,7 @@ async def start_system(
     if resumed:
         cursor.load_state_dict(resumed.state["cursor"])
     held_out = await asyncio.to_thread(held_out_of, config, tokenizer, say)
+    await asyncio.to_thread(check_held_out, config, train, held_out, say)
     workers = config.rollout.workers
     ranks = config.learner.ranks
     joined = bool(os.environ.get("RAY_ADDRESS"))

@@ -13,7 +13,7 @@ from services.common.errors import UserError
 from services.common.files import write_atomically
 from trainer.suite.compare import compare, load
 from trainer.suite.page import page
-from trainer.suite.tables import COLUMNS, HEADS, as_printed, latex, rows_of, together
+from trainer.suite.tables import COLUMNS, HEADS, as_printed, latex_together, rows_of, together
 
 SHOWN_GOLDEN = 4
 """Golden answers of a question that are printed; TriviaQA has dozens of some."""
@@ -58,8 +58,8 @@ def page_command(
         typer.Option("--out", "-o", help="The file: by its name Markdown (.md), LaTeX (.tex), JSON or HTML."),
     ] = Path("evaluations.html"),
 ) -> None:
-    """Write the exact match of evaluations into one table, beside the rows that papers print (LaTeX: without
-    them)."""
+    """Write the exact match of evaluations into one table, beside the rows that papers print (LaTeX: as
+    comments)."""
     write_atomically(out, _written_as(out.suffix, [load(folder).result for folder in results]))
     typer.echo(f"written to {out}")
 
@@ -69,7 +69,7 @@ def _written_as(suffix: str, results: list[dict[str, Any]]) -> str:
         case ".md":
             return f"{together(results)}\n{as_printed()}"
         case ".tex":
-            return latex(*results)
+            return latex_together(results)
         case ".json":
             return json.dumps(rows_of(results), indent=1, ensure_ascii=False) + "\n"
         case _:

@@ -11,7 +11,7 @@ import numpy as np
 from services.common.errors import UserError
 from services.common.names import accepted
 from services.common.users_files import load_object
-from trainer.suite.protocol import NOT_COMPARED, differing
+from trainer.suite.protocol import NOT_COMPARED, differing, unknown_to_both
 from trainer.suite.result import RESULT_FILE
 from trainer.suite.rows import ANSWERS_FILE, GREEDY, METRICS, Row, read_rows
 from trainer.suite.sets import SETS, drawn
@@ -175,6 +175,8 @@ def _warnings(first: Evaluation, second: Evaluation, both: int) -> list[str]:
         if _one_searches_not(a, b):
             ignored |= OF_SEARCHING
     warnings += [f"protocol differs: {line}" for line in differing(a["protocol"], b["protocol"], ignored)]
+    if unknown := unknown_to_both(a["protocol"], b["protocol"]):
+        warnings.append(f"the retriever of neither told its {', '.join(unknown)}, which may differ")
     for label, one in ((first.label, first), (second.label, second)):
         if len(one.greedy) > both:
             warnings.append(f"{len(one.greedy) - both:,} questions are left out, which only {label} has")

@@ -15,6 +15,8 @@ from services.rollout.worker.plain_text import put_before
 from services.rollout.worker.templates import Template, make_template, reading_of
 from services.settings import RolloutSettings
 
+UNKNOWN = "unknown"
+"""A fact of a retriever that does not tell it."""
 SHOWN = 4000
 """Characters of the example prompt that are kept."""
 NORMALISATION = (
@@ -102,6 +104,12 @@ def differing(before: dict[str, Any], now: dict[str, Any], ignored: Collection[s
         for key in keys
         if key not in ignored and before.get(key) != now.get(key)
     ]
+
+
+def unknown_to_both(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """Facts of the retriever that neither result knows: they may differ."""
+    a, b = (one.get("retriever") or {} for one in (first, second))
+    return [key for key in a if a[key] == b.get(key) == UNKNOWN]
 
 
 def _shown(value: Any) -> str:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import UserError
+from services.common.names import accepted
 from services.common.records import ACCEPTED, data_files
 from services.contracts import Question
-from trainer.data.questions import SPLITS, TRAIN, load_questions
+from trainer.data.questions import SPLITS, TRAIN, load_questions, source_of
 
 GENERAL = ("nq", "triviaqa", "popqa")
 MULTI_HOP = ("hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
@@ -29,7 +30,14 @@ TITLES = {
     "bamboogle": "Bamboogle",
 }
 SUITES = ("search7",)
-PREFERRED = (("test", "eval"), ("dev", "valid", "val", "validation"), ("",))
+AUTO = "auto"
+_SPELLED: dict[str, tuple[str, ...]] = {
+    "test": ("test", "eval"),
+    "dev": ("dev", "valid", "val", "validation"),
+    "train": tuple(sorted(TRAIN)),
+}
+"""A split, and the words by which files name it."""
+PREFERRED = (*_SPELLED["test"], *_SPELLED["dev"], "")
 """Splits that `auto` takes, the first that a set has: Search-R1 takes test where the answers are public, and
 otherwise dev. "": a file whose name says none."""
 _OTHER_NAMES = {
@@ -45,8 +53,10 @@ _OTHER_NAMES = {
     "2wikihotpotqa": "2wikimultihopqa",
     "musiqueans": "musique",
 }
-_NOT_A_NAME = SPLITS | {"searchr1"}
-_SAMPLE = re.compile(r"rand\d+")
+_NOT_A_NAME = SPLITS | {"searchr1", "distractor", "fullwiki", "ans", "prerelease"}
+"""Words of file names that say nothing of the set: the makers' (`hotpot_dev_distractor_v1`,
+`musique_ans_v1.0_dev`, `Bamboogle Prerelease - Sheet1`), and those of collections."""
+_NUMBERED = re.compile(r"rand\d+|v\d+|sheet\d+")
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,15 @@ class Suite:
     """Rows of data sets that are none of the seven, by their name."""
 
     @property
+    def repeated(self) -> dict[str, int]:
+        """By set: rows that are scored and stand in its files more than once, counted without the first."""
+        counts = {
+            one.name: len(one.items) - len({(i.question.id, i.question.text) for i in one.items})
+            for one in self.sets
+        }
+        return {name: count for name, count in counts.items() if count}
+
+    @property
     def items(self) -> list[Item]:
         return [item for one in self.sets for item in one.items]
 
@@ -110,7 +129,7 @@ def set_of(name: str) -> str | None:
     """The set that a data source means (`searchR1_nq`, `2WikiMultiHopQA`, `hotpotqa_dev`); None for
     another."""
     words = re.findall(r"[a-z0-9]+", name.lower())
-    plain = "".join(w for w in words if w not in _NOT_A_NAME and not _SAMPLE.fullmatch(w))
+    plain = "".join(w for w in words if w not in _NOT_A_NAME and not _NUMBERED.fullmatch(w))
     plain = _OTHER_NAMES.get(plain, plain)
     return plain if plain in SETS else None
 
@@ -118,8 +137,15 @@ def set_of(name: str) -> str | None:
 def split_of(file: Path) -> str:
     """`dev` of `hotpotqa/dev.jsonl`, `hotpotqa_dev.jsonl` and `dev-00000-of-00002.parquet`; "" where neither
     the name nor the folder says one."""
-    words = [*re.findall(r"[a-z0-9]+", file.name.split(".")[0].lower()), file.resolve().parent.name.lower()]
+    words = [*re.findall(r"[a-z0-9]+", file.name.lower()), file.resolve().parent.name.lower()]
     return next((word for word in words if word in SPLITS), "")
+
+
+def _set_of_row(question: Question, file: Path) -> str | None:
+    """The set of a row: by its own source, otherwise by the file's name or its folder's."""
+    found = set_of(question.data_source)
+    by_name = question.data_source == source_of(file)
+    return set_of(file.resolve().parent.name) if found is None and by_name else found
 
 
 def read_suite(
@@ -136,20 +162,20 @@ def read_suite(
     split: of each set; `auto` is described at PREFERRED, and never takes a training set. limit: rows of each
     set, drawn by `seed`; a smaller limit draws some of the same rows. Raises UserError.
     """
+    order = _order(split)
     path = Path(path)
     files = data_files(path, f"questions as {ACCEPTED}")
     by_split: dict[str, dict[str, list[Question]]] = defaultdict(lambda: defaultdict(list))
     left_out: Counter[str] = Counter()
     for file in files:
         named = split_of(file)
-        unwanted = named in TRAIN if split == "auto" else named not in (split, "")
-        if unwanted:
+        if named not in order:
             continue
         loaded = load_questions(file, skip_bad=skip_bad)
         if loaded.skipped:
             say(f"{file}: {loaded.skipped:,} malformed rows left out (data.skip_bad)")
         for question in loaded.rows:
-            name = set_of(question.data_source)
+            name = _set_of_row(question, file)
             if name is None:
                 left_out[question.data_source] += 1
             else:
@@ -158,7 +184,7 @@ def read_suite(
         _limited(name, taken, by_split[name][taken], limit, seed)
         for name in SETS
         if name in by_split
-        for taken in [_split_taken(split, by_split[name])]
+        for taken in [next(one for one in order if one in by_split[name])]
     ]
     if not sets:
         others = ", ".join(left_out) or "none"
@@ -168,9 +194,14 @@ def read_suite(
     return Suite(sets, left_out)
 
 
-def _split_taken(split: str, found: dict[str, list[Question]]) -> str:
-    order = PREFERRED if split == "auto" else ((split,), ("",))
-    return next(name for names in order for name in names if name in found)
+def _order(split: str) -> tuple[str, ...]:
+    """The words by which files name the splits to take, those that come first preferred. Raises UserError."""
+    if split == AUTO:
+        return PREFERRED
+    spelled = next((words for words in _SPELLED.values() if split in words), None)
+    if spelled is None:
+        raise UserError(f"--split {split}: {accepted(split, (AUTO, *_SPELLED))}")
+    return (*spelled, "")
 
 
 def _limited(name: str, split: str, questions: list[Question], limit: int | None, seed: int) -> QuestionSet:

@@ -157,17 +157,32 @@ def notes(result: dict[str, Any]) -> Iterator[str]:
         yield f"- {result['sampled']['samples']} samples per question at the run's temperature."
 
 
-def latex(*results: dict[str, Any]) -> str:
-    """The EM lines as one `booktabs` table, intervals as small type below each number."""
+def latex(result: dict[str, Any]) -> str:
+    """All lines of a result as a LaTeX table."""
+    return _latex_table([result], lines_of(result))
+
+
+def latex_together(results: Sequence[dict[str, Any]]) -> str:
+    """The exact match of several results in one LaTeX table."""
+    return _latex_table(results, [(_label(result), exact_match(result)) for result in results])
+
+
+def _latex_table(results: Sequence[dict[str, Any]], lines: Iterable[Line]) -> str:
+    """A `booktabs` table, intervals as small type below each number. The papers' rows are comments: which of
+    them stand beside one's own is the author's choice."""
     heads = " & ".join(_escaped(HEADS[name]) for name in COLUMNS)
     return "\n".join(
         [
+            r"% \usepackage{booktabs}",
             *map(_latex_comment, results),
             rf"\begin{{tabular}}{{l{'c' * len(COLUMNS)}}}",
             r"\toprule",
-            rf"Method & {heads} \\",
+            rf" & {heads} \\",
             r"\midrule",
-            *(line for result in results for line in _latex_lines(result)),
+            *(text for line in lines for text in _latex_lines(line)),
+            r"% \midrule",
+            "% Exact match as papers print it, not measured here; their protocols differ.",
+            *map(_latex_printed, PUBLISHED),
             r"\bottomrule",
             r"\end{tabular}",
             "",
@@ -177,14 +192,20 @@ def latex(*results: dict[str, Any]) -> str:
 
 def _latex_comment(result: dict[str, Any]) -> str:
     rows = "; ".join(f"{TITLES[name]} {one['subset']}" for name, one in result["sets"].items())
-    return f"% {_escaped(title_of(result))}; EM, greedy; rows: {_escaped(rows)}"
+    return f"% {_escaped(title_of(result))}; greedy; rows: {_escaped(rows)}"
 
 
-def _latex_lines(result: dict[str, Any]) -> tuple[str, str]:
-    cells = exact_match(result)
+def _latex_lines(line: Line) -> tuple[str, str]:
+    label, cells = line
     numbers = " & ".join(_latex_cell(cells.get(name), top=True) for name in COLUMNS)
     intervals = " & ".join(_latex_cell(cells.get(name), top=False) for name in COLUMNS)
-    return rf"{_escaped(_label(result))} & {numbers} \\", rf" & {intervals} \\"
+    return rf"{_escaped(label)} & {numbers} \\", rf" & {intervals} \\"
+
+
+def _latex_printed(row: Printed) -> str:
+    printed = printed_of(row)
+    numbers = " & ".join(short(printed[name]) if name in printed else "--" for name in COLUMNS)
+    return rf"% {_escaped(f'{row.model}, {row.method}')} & {numbers} \\ % {row.paper}"
 
 
 def _latex_cell(estimate: dict[str, float] | None, *, top: bool) -> str:
@@ -196,5 +217,12 @@ def _latex_cell(estimate: dict[str, float] | None, *, top: bool) -> str:
 
 
 def _escaped(text: str) -> str:
-    named = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    return "".join(named.get(c, rf"\{c}" if c in "&%$#_{}" else c) for c in text)
+    named = {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+    }
+    flat = " ".join(text.split())  # a line break would end a comment
+    return "".join(named.get(c, rf"\{c}" if c in "&%$#_{}" else c) for c in flat)

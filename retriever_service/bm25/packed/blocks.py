@@ -102,36 +102,37 @@ def pack_lists(
 
 
 @compiled
+def get_bits(words, place, bits, values):
+    """Read `len(values)` values of `bits` bits from word `place` on into `values` int32. Unsigned, so that no
+    index is looked at for being negative."""
+    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    first = np.uint64(place)
+    step = np.uint64(bits)
+    for i in range(np.uint64(len(values))):
+        position = np.uint64(i) * step
+        word = first + (position >> np.uint64(5))
+        pair = np.uint64(words[word]) | (np.uint64(words[word + np.uint64(1)]) << np.uint64(32))
+        values[i] = np.int32((pair >> (position & np.uint64(31))) & mask)
+
+
+@compiled
 def unpack_block(words, place, width, first, count, rows, tfs):
     """Unpack one block of `count` postings into `rows` and `tfs` (int32, from their beginnings)."""
     bits = np.int64(width & 255)
-    row = np.int64(first)
-    rows[0] = row
-    # No bits: each row follows the one before (or each tf is 1), and nothing is stored.
-    if bits == 0:
-        for i in range(1, count):
-            rows[i] = row + i
+    rows[:count] = 0
     if bits > 0:
-        mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-        for i in range(1, count):
-            position = (i - 1) * bits
-            word = place + (position >> 5)
-            # A value may cross into the next word, so two are read as one. The word behind the last list is
-            # there for that (`write_packed` ends the file with four bytes).
-            pair = np.uint64(words[word]) | (np.uint64(words[word + 1]) << np.uint64(32))
-            row += np.int64((pair >> np.uint64(position & 31)) & mask) + 1
-            rows[i] = row
+        get_bits(words, place, bits, rows[1:count])
+    row = np.int32(first - 1)
+    for i in range(np.uint64(count)):
+        row += rows[i] + np.int32(1)
+        rows[i] = row
     place += words_of(count - 1, bits)
     bits = np.int64(width >> 8)
-    if bits == 0:
-        tfs[:count] = 1
+    tfs[:count] = 0
     if bits > 0:
-        mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-        for i in range(count):
-            position = i * bits
-            word = place + (position >> 5)
-            pair = np.uint64(words[word]) | (np.uint64(words[word + 1]) << np.uint64(32))
-            tfs[i] = np.int64((pair >> np.uint64(position & 31)) & mask) + 1
+        get_bits(words, place, bits, tfs[:count])
+    for i in range(np.uint64(count)):
+        tfs[i] += np.int32(1)
 
 
 @compiled

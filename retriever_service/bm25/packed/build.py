@@ -22,6 +22,7 @@ from retriever_service.bm25.kernel import compiled
 from retriever_service.bm25.packed import files as names
 from retriever_service.bm25.packed.blocks import BLOCK, pack_lists
 from retriever_service.bm25.packed.files import mapped
+from retriever_service.bm25.packed.impacts import LEVELS, least_frequency, pack_impacts, windows_of
 from retriever_service.bm25.search import FOLDER
 from services.common.errors import UserError
 from services.common.files import hints, write_atomically
@@ -31,23 +32,28 @@ RUN_TERMS = "run.terms"
 RUN_COUNTS = "run.counts"
 """... how many postings each has in the run, uint32..."""
 RUN_ROWS = "run.rows"
-"""... the rows of these, uint32..."""
+"""... the rows of these, uint16 from the run's first row on, or uint32..."""
 RUN_TFS = "run.tfs"
 """... and their term frequencies, uint16."""
 RUN_SIZES = "run.sizes"
 """uint64 [runs, 2]: terms and postings of each run."""
+RUN_FIRSTS = "run.firsts"
+"""The first row of each run, uint32, from which its rows count; empty where they count from 0."""
 RUN_LENGTHS = "run.lengths"
 """uint32 [rows]: terms of each passage, with repeats."""
 RUN_VOCABULARY = "run.vocabulary"
 """The terms in UTF-8, one a line, by their numbers."""
-RUN_FILES = (RUN_TERMS, RUN_COUNTS, RUN_ROWS, RUN_TFS, RUN_SIZES, RUN_LENGTHS, RUN_VOCABULARY)
+RUN_FILES = (
+    RUN_TERMS, RUN_COUNTS, RUN_ROWS, RUN_TFS, RUN_SIZES, RUN_FIRSTS, RUN_LENGTHS, RUN_VOCABULARY,
+)  # fmt: skip
 MERGE_FILE = "merge.json"
 SPAN_POSTINGS = 1 << 25
 """Postings in memory at a time, 12 bytes each. A term alone may have more."""
 _COUNTED = 1 << 22
 _PACKED_FILES = (
     names.WORDS_FILE, names.FIRSTS_FILE, names.PLACES_FILE, names.WIDTHS_FILE, names.MAXIMA_FILE,
-    names.FREQUENCIES_FILE,
+    names.FREQUENCIES_FILE, names.IMPACT_TERMS_FILE, names.IMPACT_POSTINGS_FILE, names.IMPACT_LEVELS_FILE,
+    names.IMPACT_WINDOWS_FILE, names.IMPACT_TOPS_FILE,
 )  # fmt: skip
 
 
@@ -61,17 +67,18 @@ class _Merged:
 
 
 @compiled
-def gather(terms, counts, rows, tfs, term, posting, last, cursor, out_rows, out_tfs):
-    """Copy the postings of one run's terms below `last`, from its term `term` and posting `posting` on, to
-    where `cursor` [terms of the span] says. `cursor[t]` belongs to term `last - len(cursor) + t`. Returns how
-    far it came in terms and postings."""
+def gather(terms, counts, rows, tfs, first_row, last, cursor, out_rows, out_tfs):
+    """Copy the postings of one run's terms below `last` to where `cursor` [terms of the span] says.
+    `cursor[t]` belongs to term `last - len(cursor) + t`. Returns how far it came in terms and postings."""
+    term = 0
+    posting = 0
     first = last - len(cursor)
     while term < len(terms) and terms[term] < last:
         own = np.int64(terms[term]) - first
         count = np.int64(counts[term])
         to = cursor[own]
         for i in range(count):
-            out_rows[to + i] = rows[posting + i]
+            out_rows[to + i] = first_row + rows[posting + i]
             out_tfs[to + i] = tfs[posting + i]
         cursor[own] = to + count
         posting += count
@@ -123,10 +130,13 @@ class _Runs:
     def __init__(self, work: Path) -> None:
         self.terms = mapped(work / RUN_TERMS, np.uint32)
         self.counts = mapped(work / RUN_COUNTS, np.uint32)
-        self.rows = mapped(work / RUN_ROWS, np.uint32)
         self.tfs = mapped(work / RUN_TFS, np.uint16)
+        short = (work / RUN_ROWS).stat().st_size == self.tfs.nbytes
+        self.rows = mapped(work / RUN_ROWS, np.uint16 if short else np.uint32)
         sizes = np.fromfile(work / RUN_SIZES, np.uint64).reshape(-1, 2).astype(np.int64)
         self._begins = np.concatenate([np.zeros((1, 2), np.int64), np.cumsum(sizes, 0)])
+        firsts = np.fromfile(work / RUN_FIRSTS, np.uint32)
+        self._firsts = firsts if len(firsts) else np.zeros(len(sizes), np.uint32)
         vocabulary = mapped(work / RUN_VOCABULARY, np.uint8)
         self.frequencies = np.zeros(int(np.count_nonzero(vocabulary == ord("\n"))), np.int64)
         for begin in range(0, len(self.terms), _COUNTED):
@@ -150,7 +160,7 @@ class _Runs:
             end, posting_end = self._begins[run + 1].tolist()
             terms, postings = gather(
                 self.terms[term:end], self.counts[term:end], self.rows[posting:posting_end],
-                self.tfs[posting:posting_end], 0, 0, last, cursor, rows, tfs,
+                self.tfs[posting:posting_end], int(self._firsts[run]), last, cursor, rows, tfs,
             )  # fmt: skip
             self._at[run] = term + terms, posting + postings
 
@@ -181,9 +191,30 @@ def _pack_span(
         raise UserError(
             "the postings take more than 16 GiB packed, which one index does not hold: split the corpus"
         )
-    parts: tuple[np.ndarray, ...] = (words[:used], firsts, places, widths, maxima, frequencies)
+    impacts = _impacts_of(rows, tfs, starts, done.terms, lengths, norm)
+    parts: tuple[np.ndarray, ...] = (words[:used], firsts, places, widths, maxima, frequencies, *impacts)
     for name, part in zip(_PACKED_FILES, parts, strict=True):
         files[name].write(part.data)
+
+
+def _impacts_of(
+    rows: np.ndarray,
+    tfs: np.ndarray,
+    starts: np.ndarray,
+    first_term: int,
+    lengths: np.ndarray,
+    norm: np.ndarray,
+) -> tuple[np.ndarray, ...]:
+    """The frequent terms of a span, and what `pack_impacts` makes of their postings."""
+    frequencies = np.diff(starts)
+    chosen = np.flatnonzero(frequencies >= least_frequency(len(lengths)))
+    windows = windows_of(len(lengths))
+    postings = np.empty(int(frequencies[chosen].sum()), np.uint16)
+    levels = np.empty((len(chosen), LEVELS), np.float32)
+    begins = np.empty((len(chosen), windows + 1), np.uint32)
+    tops = np.empty((len(chosen), windows), np.uint8)
+    pack_impacts(rows, tfs, starts, chosen, lengths, norm, postings, levels, begins, tops)
+    return (first_term + chosen).astype(np.uint32), postings, levels, begins, tops
 
 
 def _commit(work: Path, files: dict[str, BinaryIO], done: _Merged) -> None:

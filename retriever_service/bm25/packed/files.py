@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from retriever_service.bm25.packed.impacts import LEVELS, windows_of
 from retriever_service.bm25.search import FOLDER
 from retriever_service.errors import IndexInvalid, damaged
 
@@ -32,8 +33,31 @@ ORDER_FILE = "terms.order"
 """... and the numbers of the terms in the order of their bytes, uint32 [terms]."""
 LENGTHS_FILE = "rows.length"
 """uint32 [rows]: terms of each passage, with repeats."""
+IMPACT_TERMS_FILE = "impacts.terms"
+"""uint32 [frequent terms]: those with impacts (`retriever_service.bm25.packed.impacts`), ascending..."""
+IMPACT_POSTINGS_FILE = "impacts.postings"
+"""... their postings once more, uint16, one term behind another..."""
+IMPACT_LEVELS_FILE = "impacts.levels"
+"""... the bounds of the levels, float32 [frequent terms, LEVELS]..."""
+IMPACT_WINDOWS_FILE = "impacts.windows"
+"""... where each window begins among the term's postings, uint32 [frequent terms, windows + 1]..."""
+IMPACT_TOPS_FILE = "impacts.tops"
+"""... and its highest level, uint8 [frequent terms, windows]."""
 MEAN_FILE = "mean.length"
 """float64: the mean of the lengths, by which the maxima were computed."""
+
+
+@dataclass(frozen=True)
+class ImpactFiles:
+    """The impacts of one segment's frequent terms."""
+
+    terms: np.ndarray
+    begins: np.ndarray
+    """Of each term's postings, and the end of the last one's."""
+    postings: np.ndarray
+    levels: np.ndarray
+    windows: np.ndarray
+    tops: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -52,6 +76,8 @@ class PackedFiles:
     order: np.ndarray
     lengths: np.ndarray
     mean: float
+    impacts: ImpactFiles | None
+    """None in an index that was built before there were any."""
 
     @property
     def blocks(self) -> tuple[np.ndarray, ...]:
@@ -64,6 +90,8 @@ def open_packed(index: Path) -> PackedFiles:
     """Map the packed postings of an index folder. Raises IndexInvalid."""
     folder = index / FOLDER
     with damaged(f"{folder}: not a readable BM25 index"):
+        lengths = mapped(folder / LENGTHS_FILE, np.uint32)
+        frequencies = mapped(folder / FREQUENCIES_FILE, np.uint32)
         found = PackedFiles(
             words=mapped(folder / WORDS_FILE, np.uint32),
             firsts=mapped(folder / FIRSTS_FILE, np.uint32),
@@ -71,12 +99,13 @@ def open_packed(index: Path) -> PackedFiles:
             widths=mapped(folder / WIDTHS_FILE, np.uint16),
             maxima=mapped(folder / MAXIMA_FILE, np.float32),
             first_block=mapped(folder / FIRST_BLOCK_FILE, np.uint32),
-            frequencies=mapped(folder / FREQUENCIES_FILE, np.uint32),
+            frequencies=frequencies,
             text=mapped(folder / TEXT_FILE, np.uint8),
             offsets=mapped(folder / OFFSETS_FILE, np.uint64),
             order=mapped(folder / ORDER_FILE, np.uint32),
-            lengths=mapped(folder / LENGTHS_FILE, np.uint32),
+            lengths=lengths,
             mean=float(np.fromfile(folder / MEAN_FILE, np.float64)[0]),
+            impacts=_impacts(folder, len(lengths), frequencies),
         )
     blocks = len(found.firsts)
     terms = len(found.frequencies)
@@ -87,6 +116,26 @@ def open_packed(index: Path) -> PackedFiles:
     )
     if not same:
         raise IndexInvalid(f"{folder}: its files are not of one index; build it again")
+    return found
+
+
+def _impacts(folder: Path, rows: int, frequencies: np.ndarray) -> ImpactFiles | None:
+    """Raises ValueError for files of different indexes."""
+    if not (folder / IMPACT_TERMS_FILE).exists():
+        return None
+    terms = mapped(folder / IMPACT_TERMS_FILE, np.uint32)
+    begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(frequencies[terms], dtype=np.int64)])
+    windows = windows_of(rows)
+    found = ImpactFiles(
+        terms=terms,
+        begins=begins,
+        postings=mapped(folder / IMPACT_POSTINGS_FILE, np.uint16),
+        levels=mapped(folder / IMPACT_LEVELS_FILE, np.float32).reshape(len(terms), LEVELS),
+        windows=mapped(folder / IMPACT_WINDOWS_FILE, np.uint32).reshape(len(terms), windows + 1),
+        tops=mapped(folder / IMPACT_TOPS_FILE, np.uint8).reshape(len(terms), windows),
+    )
+    if len(found.postings) != begins[-1]:
+        raise ValueError(f"{IMPACT_POSTINGS_FILE} has {len(found.postings)} postings instead of {begins[-1]}")
     return found
 
 

@@ -17,10 +17,8 @@ import numpy as np
 
 from retriever_service.bm25.kernel import FEW, find, sort_few
 from retriever_service.bm25.packed.blocks import BLOCK, compiled, unpack_block, unpack_list
+from retriever_service.bm25.packed.impacts import SHIFT, WINDOW
 
-SHIFT = 12
-WINDOW = 1 << SHIFT
-"""Rows per window."""
 _LISTED_LEAST = 1024
 _LISTED_PER_WINDOW = 16
 """A list of up to so many postings (and so many per window) is unpacked at once: bounds are exact then."""

@@ -18,7 +18,9 @@ import numpy as np
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
 from retriever_service.bm25.packed.blocks import find_term
 from retriever_service.bm25.packed.files import PackedFiles, open_packed
-from retriever_service.bm25.packed.kernel import WINDOW, search_batch
+from retriever_service.bm25.packed.impact_kernel import search_batch_impacts
+from retriever_service.bm25.packed.impacts import WINDOW
+from retriever_service.bm25.packed.kernel import search_batch
 from retriever_service.ranking import Statistics
 
 _MEMO_WORDS = 1_000_000
@@ -173,10 +175,19 @@ class PackedRanker:
         counts = np.zeros(size, np.int64)
         of_segment = np.array(numbers, np.int64).reshape(len(numbers), len(self._segments))
         for i, segment in enumerate(self._segments):
-            search_batch(
-                *segment.files.blocks, segment.files.lengths, segment.dead, segment.norm, segment.drift,
-                segment.base, np.ascontiguousarray(of_segment[:, i]), np.array(weights, np.float32), idfs,
+            files = segment.files
+            of_queries = (
+                np.ascontiguousarray(of_segment[:, i]), np.array(weights, np.float32), idfs,
                 np.array(starts, np.int64), scores, rows, counts, self._sums,
+            )  # fmt: skip
+            of_index = (files.lengths, segment.dead, segment.norm, segment.drift, segment.base)
+            if files.impacts is None:
+                search_batch(*files.blocks, *of_index, *of_queries)
+                continue
+            impacts = files.impacts
+            search_batch_impacts(
+                *files.blocks, *of_index, impacts.terms, impacts.begins, impacts.postings, impacts.levels,
+                impacts.windows, impacts.tops, *of_queries,
             )  # fmt: skip
         ranked = zip(rows.tolist(), scores.tolist(), counts.tolist(), strict=True)
         return [list(zip(r[:n], s[:n], strict=True)) for r, s, n in ranked]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 QUESTION = ("question", "query", "problem", "question_text")
@@ -15,6 +16,7 @@ CONTENTS = ("contents", "content", "text", "passage", "passage_text", "body", "d
 _APART = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\s.-]+")
 
 
+@lru_cache(1024)
 def plain_name(name: str) -> str:
     """A column's name in one spelling: `Golden Answers`, `goldenAnswers` and `golden-answers` are
     `golden_answers`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import platform
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -11,10 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from retriever_service.client import Hit, RetrieverClient
-from retriever_service.index_folder.description import read_info
 from services.common.errors import UserError
 from services.common.names import accepted
 from services.common.processes import signals
@@ -23,6 +19,7 @@ from trainer.commands.version import SHOWN, commit, own_version, version
 from trainer.commands.work.evaluate import served, with_weights
 from trainer.config.schema import Config
 from trainer.data import models
+from trainer.data.checkpoints import asked_otherwise
 from trainer.learner.checkpoint import find
 from trainer.learner.model.model_identity import weights_digest
 from trainer.loop.run.system import Serving
@@ -33,12 +30,9 @@ from trainer.suite.folder import begin, finish
 from trainer.suite.methods import Method, method_of
 from trainer.suite.protocol import protocol_of
 from trainer.suite.result import result_of
+from trainer.suite.retriever_facts import retriever_facts
 from trainer.suite.rows import AnswersFile, planned
 from trainer.suite.sets import SUITES, TITLES, Suite, read_suite
-
-SECONDS = 10.0
-"""Longest wait for a retriever's description of itself."""
-UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -80,6 +74,9 @@ def run_suite(config: Config, options: SuiteOptions, say: Callable[[str], None] 
         say=say,
     )
     _tell(suite, say)
+    if method.name == "agent" and options.checkpoint is None:
+        for difference in asked_otherwise(config.model.path, config.rollout):
+            say(f"warning: {config.model.path}: {difference} (unspiral model list)")
     config = config.model_copy(
         update={
             "rollout": method.settings(config.rollout),
@@ -103,6 +100,8 @@ def _tell(suite: Suite, say: Callable[[str], None]) -> None:
     for one in suite.sets:
         about = one.describe()
         say(f"{TITLES[one.name]}: {about['split']}, {about['subset']}, {about['n']:,} questions")
+    for name, count in suite.repeated.items():
+        say(f"{TITLES[name]}: {count:,} questions stand there again, and count each time")
     for name, count in suite.left_out.most_common():
         say(f"left out: {count:,} questions of {name}, which is none of the seven sets")
     if suite.missing:
@@ -136,7 +135,7 @@ async def _scored(
                 given_prompts=sum(
                     question.prompt is not None and method.name == "agent" for question in questions
                 ),
-                retriever=await _retriever_facts(config, serving),
+                retriever=await retriever_facts(serving.eval_retriever_url or serving.retriever_url),
                 retrieves=method.retrieves,
                 untagged=method.untagged,
                 seed=config.seed,
@@ -180,31 +179,6 @@ async def _retrieval(config: Config, serving: Serving, stack: AsyncExitStack) ->
         return (await client.retrieve([query], config.rollout.topk))[0]
 
     return retrieve
-
-
-async def _retriever_facts(config: Config, serving: Serving) -> dict[str, Any]:
-    """Backend, corpus and encoder of the retriever. A service that does not describe itself has unknown
-    ones."""
-    settings = config.evaluation.retriever or config.retriever
-    url = serving.eval_retriever_url or serving.retriever_url
-    said: dict[str, Any] = {}
-    try:
-        async with httpx.AsyncClient(trust_env=False, timeout=SECONDS) as http:
-            answer = (await http.get(f"{url.rstrip('/')}/readyz")).json()
-            said = answer if isinstance(answer, dict) else {}
-    except (httpx.HTTPError, ValueError):
-        pass  # another server than ours: its facts stay unknown
-    facts = {
-        "backend": said.get("backend", UNKNOWN),
-        "passages": said.get("passages", UNKNOWN),
-        "corpus": str(said.get("corpus_sha256") or UNKNOWN)[:12],
-        "encoder": UNKNOWN,
-    }
-    if settings.url is None:
-        name = "eval_retriever" if config.evaluation.retriever else "retriever"
-        index = read_info(settings.index or config.run_dir / f"{name}_index")
-        facts["encoder"] = json.dumps(index.settings, sort_keys=True)
-    return facts
 
 
 def _versions() -> dict[str, str]:

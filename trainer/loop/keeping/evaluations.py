@@ -86,9 +86,10 @@ class Evaluations:
         with self.clock.measure(f"evaluate, {mode}"):
             scores, trajectories = await run_with_resync(self.system.pool, evaluation, self.sync)
         by_source = {"em_by_source": sources.em_of(scores["sources"])}
-        self.state.keep_scores(tag, mode, scores["overall"] | by_source)
+        kept = scores["overall"] | by_source
+        self.state.keep_scores(tag, mode, kept)
         if mode == "greedy":
-            self.state.best.take(step, scores["overall"].get(self.config.trainer.best_by))
+            self.state.best.take(step, sources.compared(kept, self.config.trainer.best_by))
         exact = [self.sampler.exact(t) for t in trajectories]
         self.system.folder.trajectories(f"eval_{tag}_{mode}", trajectories, exact)
         self.system.folder.event("evaluation", step=step, tag=tag, mode=mode, **by_source, **scores)

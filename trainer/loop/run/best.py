@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.config.schema import TrainerSettings
 from trainer.learner.checkpoint import mark_best, prune, put_back, step_folder
+from trainer.loop.run.sources import compared
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Best:
             when, _, mode = tag.partition("/")
             at = score.get("step", _step_of(when))
             if mode == "greedy" and at is not None and at <= step:
-                found.append((at, score.get(by)))
+                found.append((at, compared(score, by)))
         for at, value in sorted(found, key=lambda one: one[0]):
             best.take(at, value)
         return best

@@ -1,11 +1,15 @@
-"""Metrics by data source: what was trained on, and the held-out scores."""
+"""Metrics by data source: what was trained on, and the held-out scores; and the score by which checkpoints
+are compared."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from trainer.config.held_out_scores import MACRO, source_in
 
 MOST = 20
 """Sources that get metrics of their own; of a data file with more, the largest."""
@@ -46,3 +50,19 @@ def em_of(sources: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 def held_out(em_by_source: Mapping[str, float], mode: str) -> dict[str, float]:
     """`eval/SOURCE/em_MODE` of an evaluation."""
     return {f"eval/{name}/em_{mode}": em for name, em in em_by_source.items()}
+
+
+def compared(score: Mapping[str, Any], by: str) -> float | None:
+    """The number of an evaluation by which checkpoints are compared (`trainer.best_by`). score: the overall
+    scores, and `em_by_source`, empty where all questions are of one source. None where it is not known."""
+    source = source_in(by)
+    if by != MACRO and source is None:
+        return score.get(by)
+    by_source = score.get("em_by_source")  # earlier versions kept none
+    if by_source is None:
+        return None
+    if not by_source:
+        return score.get("em")
+    if source is not None:
+        return by_source.get(label(source))
+    return math.fsum(by_source.values()) / len(by_source)

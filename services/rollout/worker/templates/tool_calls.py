@@ -20,6 +20,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
+
 from services.common.errors import UserError
 from services.contracts import Observation
 from services.rollout.worker.plain_text import Outside
@@ -63,7 +65,10 @@ INVALID = (
 NOTHING_FOUND = "No passage was found."
 THOUGHT = "UNSPIRALTHOUGHT"
 WRITTEN = "UNSPIRALWRITTENTEXT"
+QUESTION = "UNSPIRALQUESTION"
 RESULT = "UNSPIRALRESULT"
+SHOWN = 90
+"""Characters of a call that a message shows."""
 _QUOTED = '\n"'
 """Shows whether a chat template writes results as JSON text."""
 
@@ -97,6 +102,7 @@ class ToolCallTemplate(TagTemplate, ABC):
         self._ends = {i for i in tokenizer.all_special_ids if self.decode([i]) not in self.stop}
         self.turn_end = self.decode([i for i in self._head[:1] if i in self._ends])
         """The control token with which the family ends a turn; empty where it has none."""
+        self._refuse_other_calls()
         self._refuse_dropped_thoughts()
 
     def _around_a_result(self, tokenizer: Any) -> tuple[str, str]:
@@ -111,6 +117,16 @@ class ToolCallTemplate(TagTemplate, ABC):
             )
         self._json = parts[1] != _QUOTED
         return parts[0], parts[2]
+
+    def _refuse_other_calls(self) -> None:
+        """A family that is asked for calls in another form than is read here would never search."""
+        written = call_shown(self.tokenizer)
+        if WRITTEN in written and WRITTEN not in [query for _, query in self.calls(written)]:
+            form = " ".join([*written.partition(WRITTEN)[0].split(), "QUERY"])[-SHOWN:]
+            raise UserError(
+                f"{self._where}: the model's chat template writes calls in another form ({form}), which is "
+                "not read; accepted is rollout.template=search_r1, or a template of your own"
+            )
 
     def _refuse_dropped_thoughts(self) -> None:
         if self.settings.thoughts == "family" and drops_thoughts(self.tokenizer):
@@ -212,6 +228,17 @@ class Llama3Template(ToolCallTemplate):
 
     def call_text(self, query: str) -> str:
         return f'{{"name": "{TOOL}", "parameters": {{"query": "{query}"}}}}'
+
+
+def call_shown(tokenizer: Any) -> str:
+    """A call of search for WRITTEN as the chat template writes it; without WRITTEN where it writes none."""
+    call = {"type": "function", "function": {"name": TOOL, "arguments": {"query": WRITTEN}}}
+    turn: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
+    try:
+        shown = rendered(tokenizer, [{"role": "user", "content": QUESTION}, turn], TOOLS)
+    except (TypeError, TemplateError):  # it takes calls of another shape than most
+        return ""
+    return shown.rpartition(QUESTION)[2]
 
 
 def drops_thoughts(tokenizer: Any) -> bool:
