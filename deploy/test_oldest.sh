@@ -37,7 +37,8 @@ named='^(fastapi|starlette|pydantic|uvicorn|httpx|numpy|typer)=='
 say "$(grep -c '==' "$pins") packages, $(grep -E "$named" "$pins" | tr '\n' ' ')"
 
 # Files that import what a plain install lacks are left out; those that only skip without it are not.
-mapfile -t files < <(ls tests/retriever/test_retriever_*.py tests/{likelihood,monitor,pages}/test_likelihood_*.py \
+mapfile -t files < <(grep -LE '^(import|from) (ray|torch|transformers|vllm)\b' \
+  tests/retriever/test_retriever_*.py tests/{likelihood,monitor,pages}/test_likelihood_*.py \
   tests/commands/test_cli*.py tests/config/test_config.py \
   tests/questions/test_data_*.py tests/common/test_{extras,gate}*.py tests/docs/test_house.py)
 PYTHONPATH=$PWD exec "$VENV"/bin/python -m pytest -q -n 2 --dist loadfile \

@@ -65,7 +65,8 @@ done
 [ -z "${RESOLVE_ONLY:-}" ] || exit 0
 
 # Files that import what a plain install lacks are left out; those that only skip without it are not.
-mapfile -t files < <(ls tests/retriever/test_retriever_*.py tests/{likelihood,monitor,pages}/test_likelihood_*.py \
+mapfile -t files < <(grep -LE '^(import|from) (ray|torch|transformers|vllm)\b' \
+  tests/retriever/test_retriever_*.py tests/{likelihood,monitor,pages}/test_likelihood_*.py \
   tests/commands/test_cli*.py tests/config/test_config.py \
   tests/questions/test_data_*.py tests/common/test_{extras,gate}*.py tests/docs/test_house.py)
 mkdir "$work/tree"

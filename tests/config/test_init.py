@@ -100,5 +100,7 @@ def test_sections_are_listed_and_a_misspelt_key_names_the_nearest(run):
     assert status == 0 and out.startswith("algorithm.llds.lambda (default: ")
     status, _, err = run("config", "explain", "learner.lrr")
     assert status == 2 and "no key lrr; did you mean lr?" in err
+    status, _, err = run("config", "explain", "lambda")
+    assert status == 2 and "no key lambda; did you mean algorithm.llds.lambda?" in err
     status, _, err = run("config", "explain", "learner.lr.x")
     assert status == 2 and "config explain learner.lr.x: learner.lr holds no keys" in err

@@ -76,7 +76,7 @@ def _field(model: type[BaseModel], name: str, path: str) -> FieldInfo:
     fields: dict[str, Any] = {field.alias or n: field for n, field in model.model_fields.items()}
     if name not in fields:
         elsewhere = [key for key in paths_of(Config) if key.rpartition(".")[2] == name][:3]
-        found = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else accepted(name, list(fields))
-        raise UserError(f"config explain {path}: no key {name}; {found}")
+        hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else accepted(name, list(fields))
+        raise UserError(f"config explain {path}: no key {name}; {hint}")
     found: FieldInfo = fields[name]
     return found

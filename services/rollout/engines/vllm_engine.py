@@ -166,6 +166,7 @@ class VllmEngine:
     async def start(cls, model_path: str, settings: RolloutSettings, seed: int) -> VllmEngine:
         """Start the engine's process and load the model; takes 10 to 40 s."""
         os.environ[OWNER_VARIABLE] = str(os.getpid())
+        # vLLM does not say which processes it starts: they are those that are new.
         before = set(psutil.Process().children(recursive=True))
 
         def build() -> Any:
