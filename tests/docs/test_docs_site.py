@@ -3,9 +3,15 @@
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import badges
 import pytest
+from chromium import CHROMIUM, browser  # noqa: F401
 from places import ROOT
 from ruamel.yaml import YAML
 
@@ -13,32 +19,69 @@ PAGES = sorted(p.name for p in (ROOT / "docs").glob("*.md"))
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
-def test_the_site_builds_without_a_warning(tmp_path):
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mkdocs",
-            "build",
-            "--strict",
-            "--quiet",
-            "--site-dir",
-            str(tmp_path / "site"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+@contextmanager
+def served(folder) -> Iterator[str]:
+    """A folder by HTTP, as a page's scripts need it."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_site_builds_without_a_warning(site):
     loaded = re.compile(r'<(?:script|link|img)[^>]+(?:src|href)="https?://')
-    for page in (tmp_path / "site").rglob("*.html"):
+    for page in site.rglob("*.html"):
         assert not loaded.search(page.read_text(encoding="utf-8")), f"{page} loads from another host"
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_no_page_of_the_site_is_wider_than_the_window_or_has_a_script_that_fails(site, browser):
+    page = browser.new_page()
+    failed = []
+    page.on("pageerror", lambda error: failed.append((page.url, str(error))))
+    page.on("console", lambda m: failed.append((page.url, m.text)) if m.type == "error" else None)
+    wide = []
+    with served(site) as url:
+        for file in sorted(site.glob("**/index.html")):
+            page.goto(f"{url}/{file.parent.relative_to(site).as_posix()}/")
+            for width in (390, 1440):
+                page.set_viewport_size({"width": width, "height": 844})
+                # The script that follows the headings runs when the page is scrolled.
+                page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
+                real = page.evaluate("document.documentElement.scrollWidth")
+                if real > width:
+                    wide.append((page.url, width, real))
+    page.close()
+    assert wide == [] and failed == []
 
 
 def test_every_page_is_reached_from_the_navigation():
     nav = YAML(typ="safe").load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
-    assert sorted(next(iter(entry.values())) for entry in nav) == PAGES
+    groups = [next(iter(entry.values())) for entry in nav]
+    assert groups[0] == "index.md" and len(groups) == 5
+    assert sorted(["index.md", *(page for g in groups[1:] for one in g for page in one.values())]) == PAGES
+
+
+def test_the_first_page_leads_to_the_tutorial_first():
+    assert LINK.findall((ROOT / "docs" / "index.md").read_text(encoding="utf-8"))[0] == "tutorial.md"
 
 
 def test_the_badges_say_what_the_tree_says():
