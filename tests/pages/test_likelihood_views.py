@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import random
 import re
 import time
 from pathlib import Path
@@ -95,6 +96,10 @@ def test_a_reward_that_rose_and_fell_is_said_to_have_fallen_from_its_best(server
     steady = [{"step": i, "value": 0.5 + noise[i % 3]} for i in range(80)]
     assert page.evaluate("(points) => Unspiral.fallFromBest(points)", steady) is None
     assert page.evaluate("(points) => Unspiral.fallFromBest(points)", steady[:15]) is None
+    chance = random.Random(0)
+    runs = [[{"step": i, "value": chance.gauss(0.5, 0.1)} for i in range(200)] for _ in range(200)]
+    called = page.evaluate("(runs) => runs.filter((points) => Unspiral.fallFromBest(points)).length", runs)
+    assert called <= 2, "runs of noise alone"
 
 
 def test_a_fall_of_fourteen_steps_is_the_headline_of_page_and_report_alike(server, browser, opened, tmp_path):
