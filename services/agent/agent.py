@@ -65,6 +65,8 @@ class Agent:
 
     def __init__(self, spec: AgentSpec) -> None:
         self.spec = spec
+        self.ready = False
+        """Whether the model is loaded."""
         self._numbers = itertools.count(1)
         self._worker = RolloutWorker(
             "agent",
@@ -89,6 +91,7 @@ class Agent:
             raise EnvironmentLacks(
                 f"the engine did not start within rollout.start_timeout_seconds={seconds:g}"
             ) from e
+        self.ready = True
 
     async def ask(
         self, question: str, watch: Watch, *, temperature: float = 0.0, most_tokens: int | None = None
