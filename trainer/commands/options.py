@@ -12,5 +12,11 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="As JSON: the last line of the output, on a terminal too.")
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Changes to it, such as learner.lr=1e-5 run.name=mine.")
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Changes to the configuration, such as learner.lr=1e-5 run.name=mine.",
+    ),
 ]
+NAMED = "A checkpoint, a run's folder (its newest checkpoint)"
+"""The beginning of the help of what names a checkpoint."""

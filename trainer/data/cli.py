@@ -11,6 +11,7 @@ from rich.console import Console
 
 from retriever_service.settings import ServerSettings
 from services.common import hub
+from services.common.arguments import one_out
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.progress import progress_on
@@ -222,8 +223,10 @@ def convert_command(
         Path, typer.Argument(help="Question file or folder to read, of any layout in docs/data.md.")
     ],
     dst: Annotated[
-        Path, typer.Argument(help="File to write: .parquet (Search-R1), .jsonl or .jsonl.gz (FlashRAG).")
-    ],
+        Path | None,
+        typer.Argument(help="File to write: .parquet (Search-R1), .jsonl or .jsonl.gz (FlashRAG)."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The same as DST.")] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave malformed rows out and count them.")
     ] = False,
@@ -231,6 +234,7 @@ def convert_command(
     answer_key: AnswerKey = None,
 ) -> None:
     """Write the questions in another format, by the file's ending."""
+    dst = one_out("data convert", dst, out)
     done = convert(
         hub.local_file("data convert", src, aside),
         dst,

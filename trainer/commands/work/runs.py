@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from services.common.arguments import one_out
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.lazy import LazyModule
-from trainer.commands.options import AsJson, ConfigFile, Overrides
+from trainer.commands.options import NAMED, AsJson, ConfigFile, Overrides
 from trainer.commands.terminal import ending, for_people
 from trainer.commands.version import code_versions
 from trainer.commands.work.in_words import run_in_words, scores_in_words, taught_in_words
@@ -47,7 +48,11 @@ def train(
     config: ConfigFile,
     overrides: Overrides = None,
     resume: Annotated[
-        str | None, typer.Option(help="Go on with the run: latest, a checkpoint, or a run's folder.")
+        str | None,
+        typer.Option(
+            help=f"Go on with the run: {NAMED[0].lower()}{NAMED[1:]}, or latest: of the run of --config, "
+            "run.dir/run.name, which begins at step 1 where there is none yet."
+        ),
     ] = None,
     allow_changed: Annotated[
         list[str] | None,
@@ -109,7 +114,9 @@ def evaluate(
     overrides: Overrides = None,
     checkpoint: Annotated[
         str | None,
-        typer.Option(help="A checkpoint, a run's folder, or latest (of this run). Default: model.path."),
+        typer.Option(
+            help=f"{NAMED}, latest or best: of the run of --config, run.dir/run.name. Default: model.path."
+        ),
     ] = None,
     data: Annotated[
         Path | None,
@@ -255,11 +262,13 @@ def demo(
 def export(
     checkpoint: Annotated[
         str,
-        typer.Argument(help="A checkpoint, a run's folder (its newest), or latest (of the runs in runs/)."),
+        typer.Argument(help=f"{NAMED}, latest or best: of the run in runs/ that was written to last."),
     ],
-    out: Annotated[Path, typer.Argument(help="Folder to make.")],
+    folder: Annotated[Path | None, typer.Argument(metavar="OUT", help="Folder to make.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The same as OUT.")] = None,
 ) -> None:
     """Write a checkpoint as a plain Hugging Face folder."""
+    out = one_out("export", folder, out)
     found = find(checkpoint)
     export_checkpoint(found, out)
     typer.echo(f"{found} written to {out}")
