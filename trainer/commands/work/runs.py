@@ -33,12 +33,13 @@ if TYPE_CHECKING:
     from trainer.commands.work import evaluate_suite as suites
     from trainer.commands.work import warm_start as warming
     from trainer.lab import show
-    from trainer.session import preflight
+    from trainer.session import gpus, preflight
     from trainer.session import run as running
 else:  # they need torch and Ray
     evaluating = LazyModule("trainer.commands.work.evaluate")
     suites = LazyModule("trainer.commands.work.evaluate_suite")
     show = LazyModule("trainer.lab.show")
+    gpus = LazyModule("trainer.session.gpus")
     preflight = LazyModule("trainer.session.preflight")
     running = LazyModule("trainer.session.run")
     warming = LazyModule("trainer.commands.work.warm_start")
@@ -64,6 +65,7 @@ def train(
     settings = load_config(config, overrides or [])
     if resume is None and not allow_changed:  # a resumed run has its folder
         preflight.check_named_files(settings)
+    gpus.check_gpus_here(settings)
     summary = running.train(
         settings,
         resume=resume,
