@@ -3,11 +3,12 @@
 # make test    the whole test suite                    make docs    the pages as a site, in build/site
 # make study-full    the whole collapse study, resumable: 180 runs (a day and more; benchmarks/collapse/PLAN.md)
 # make test-oldest   the plain install's tests with the lowest allowed versions (4 minutes)
+# make test-pythons  which versions of Python the stack allows: resolved on the package index, the plain install tested
 # make test-adapters  unspiral-health from its wheel, and its adapters on TRL, verl, OpenRLHF and SkyRL (10 minutes)
 # make test-compose  builds, uses and breaks the stack of docker-compose.yml (21 minutes; docs/deploy.md)
 # make test-hosts    hosts as network namespaces; two are cut off for 30 s (7 minutes, root)
 # make test-chaos    runs in which every part is broken on purpose (over an hour; docs/reliability.md)
-.PHONY: setup demo check test test-oldest test-adapters test-chaos test-compose test-hosts study study-full docs lint clean
+.PHONY: setup demo check test test-oldest test-pythons test-adapters test-chaos test-compose test-hosts study study-full docs lint clean
 PY := .venv/bin/python
 
 setup: .venv/.ready
@@ -38,6 +39,9 @@ test: setup lint
 
 test-oldest: setup
 	deploy/test_oldest.sh
+
+test-pythons: setup
+	deploy/test_pythons.sh
 
 # ADAPTERS_VENV keeps the environment for the next run (4 GB).
 test-adapters: setup

@@ -18,14 +18,14 @@ EXTRAS=${EXTRAS-cpu,models,dense,qdrant,redis,tensorboard,dev}
 say() { echo "setup: $*"; }
 fail() { echo "setup: $*" >&2; exit 3; }
 
-supported() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; }
+supported() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
 if [ ! -x "$VENV"/bin/python ]; then
   python=""
-  for candidate in ${PYTHON:-python3 python3.11 python3.12}; do
+  for candidate in ${PYTHON:-python3 python3.11 python3.12 python3.13}; do
     supported "$candidate" && python=$candidate && break
   done
   [ -n "$python" ] ||
-    fail "Python 3.11 or 3.12 is needed; looked for ${PYTHON:-python3, python3.11, python3.12} on the PATH (set PYTHON=/path/to/python)"
+    fail "Python 3.11, 3.12 or 3.13 is needed; looked for ${PYTHON:-python3, python3.11, python3.12, python3.13} on the PATH (set PYTHON=/path/to/python)"
   say "making $VENV with $("$python" --version)"
   made_here=$([ -e "$VENV" ] && echo no || echo yes)
   "$python" -m venv "$VENV" || {
@@ -59,9 +59,9 @@ if [ -n "$index" ] && [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then
   export UV_DEFAULT_INDEX=$index
 fi
 
-say "installing unspiral[$EXTRAS]"
+say "installing unspiral[$EXTRAS] (a minute or so, longer with a download; nothing is said meanwhile)"
 "$VENV"/bin/uv pip install --quiet --python "$VENV"/bin/python --overrides overrides.txt \
   ${EDITABLE:+--editable} ".[$EXTRAS]" ||
   fail "unspiral[$EXTRAS] could not be installed; uv's reason is above (its index: UV_DEFAULT_INDEX, else pip's, else PyPI)"
 touch "$VENV/.ready"
-say "done, $(du -sh "$VENV" | cut -f1) in $VENV"
+say "done in $SECONDS s, $(du -sh "$VENV" | cut -f1) in $VENV; next: source $VENV/bin/activate, then unspiral doctor"

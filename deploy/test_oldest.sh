@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests the services of a plain install (retriever, likelihood, control, command line) with the lowest
+# Tests the services of a plain install (retriever, likelihood, command line) with the lowest
 # versions that pyproject.toml allows.
 #
 #   deploy/test_oldest.sh [pytest's arguments]
@@ -14,7 +14,7 @@ VENV=${VENV:-.venv-oldest}
 PYTHON=${PYTHON:-.venv/bin/python}
 # What the tests themselves need: their own versions are not what is tested.
 TOOLS=(
-  fakeredis hypothesis pandas playwright redis schemathesis
+  bm25s==0.3.16 fakeredis hypothesis pandas playwright redis schemathesis
   "pytest>=9,<10" pytest-asyncio pytest-timeout pytest-xdist
 )
 
@@ -37,8 +37,9 @@ named='^(fastapi|starlette|pydantic|uvicorn|httpx|numpy|typer)=='
 say "$(grep -c '==' "$pins") packages, $(grep -E "$named" "$pins" | tr '\n' ' ')"
 
 # Files that import what a plain install lacks are left out; those that only skip without it are not.
-mapfile -t files < <(ls tests/retriever/test_retriever_*.py tests/{likelihood,monitor,pages}/test_likelihood_*.py \
-  tests/control/test_control_server.py tests/commands/test_cli*.py tests/config/test_config.py \
+mapfile -t files < <(grep -LE '^(import|from) (ray|torch|transformers|vllm)\b' \
+  tests/retriever/test_retriever_*.py tests/{likelihood,monitor,pages}/test_likelihood_*.py \
+  tests/commands/test_cli*.py tests/config/test_config.py \
   tests/questions/test_data_*.py tests/common/test_{extras,gate}*.py tests/docs/test_house.py)
 PYTHONPATH=$PWD exec "$VENV"/bin/python -m pytest -q -n 2 --dist loadfile \
   -m "not chaos and not browser and not ray and not vllm" "${files[@]}" "$@"

@@ -14,6 +14,7 @@ from rich.console import Console
 from retriever_service.index_folder.description import META_FILE, IndexInfo, verify
 from retriever_service.settings import ServerSettings
 from services.common import hub
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.progress import progress_on
@@ -42,12 +43,13 @@ else:  # FastAPI, numba and httpx take seconds, which `unspiral --help` need not
 def _report(out: Path, info: IndexInfo) -> None:
     kind = " ".join([info.backend, *([info.settings["type"]] if "type" in info.settings else [])])
     _out.print(
-        f"{out}: {info.passages:,} passages, {kind}, {info.bytes / 2**20:,.1f} MiB",
+        f"{out}: {counted(info.passages, 'passage')}, {kind}, {info.bytes / 2**20:,.1f} MiB",
         soft_wrap=True,
         markup=False,
     )
     if info.skipped:
-        text = f"{info.skipped:,} malformed lines were left out, the first: {info.skipped_reasons[0]}"
+        left = counted(info.skipped, "malformed line was", "malformed lines were")
+        text = f"{left} left out, the first: {info.skipped_reasons[0]}"
         _err.print(text, markup=False, soft_wrap=True)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retriever_service.index_folder.passages import EXPECTED, Row, parse_row, row_of
+from retriever_service.index_folder.passages import EXPECTED, Row, has_id, parse_row, row_of
 from services.common.errors import UserError
 from services.common.records import Layout, Record, data_files, layout_of, open_unpacked, read_records
 from services.common.records.files import DAMAGED
@@ -76,17 +76,31 @@ def read_corpus(
     """Passages of a corpus from `start` (as `Passage.end`), which lies behind `line` lines. Blank lines are
     passed over.
 
-    Raises UserError at the first malformed line, or counts it in `skipped` where `skip_bad` is set.
+    Where the first row has no column for an id, such rows have their number, from 0. Raises UserError at the
+    first malformed line, or counts it in `skipped` where `skip_bad` is set.
     """
     skipped = skipped if skipped is not None else Skipped()
     files = corpus_files(path)
+    numbers = are_numbered(path)
     if len(files) == 1 and layout(files[0]).plain_lines:
-        yield from _read_lines(files[0], skip_bad, skipped, line, start)
+        yield from _read_lines(files[0], skip_bad, skipped, line, start, numbers)
     else:
-        yield from _read_records(Path(path), len(files) == 1, skip_bad, skipped, start)
+        yield from _read_records(Path(path), len(files) == 1, skip_bad, skipped, start, numbers)
 
 
-def _read_lines(path: Path, skip_bad: bool, skipped: Skipped, line: int, start: int) -> Iterator[Passage]:
+def are_numbered(path: str | Path) -> bool:
+    """Whether the rows of a corpus have their numbers as ids: the first one has no column for an id. Raises
+    UserError."""
+    try:
+        first = next(read_records(path), None)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return first is not None and first.fields is not None and not has_id(first.fields)
+
+
+def _read_lines(
+    path: Path, skip_bad: bool, skipped: Skipped, line: int, start: int, numbers: bool
+) -> Iterator[Passage]:
     with open_unpacked(path) as file:
         position = 0
         while position < start:  # not every unpacked file can seek
@@ -99,7 +113,7 @@ def _read_lines(path: Path, skip_bad: bool, skipped: Skipped, line: int, start: 
                 if not text:
                     continue
                 try:
-                    row = parse_row(text)
+                    row = parse_row(text, line - 1 if numbers else None)
                 except ValueError as error:
                     _bad(f"{path}:{line}: {error}; expected {EXPECTED}", skip_bad, skipped)
                     continue
@@ -109,13 +123,15 @@ def _read_lines(path: Path, skip_bad: bool, skipped: Skipped, line: int, start: 
             raise UserError(f"{path}: damaged {packing} file after line {line}: {error}") from None
 
 
-def _read_records(path: Path, alone: bool, skip_bad: bool, skipped: Skipped, start: int) -> Iterator[Passage]:
+def _read_records(
+    path: Path, alone: bool, skip_bad: bool, skipped: Skipped, start: int, numbers: bool
+) -> Iterator[Passage]:
     try:
         for number, record in enumerate(read_records(path), 1):
             if number <= start:
                 continue
             try:
-                row = _row(record)
+                row = _row(record, number - 1 if numbers else None)
             except ValueError as error:
                 _bad(f"{_place(record)}: {error}; expected {EXPECTED}", skip_bad, skipped)
                 continue
@@ -124,10 +140,10 @@ def _read_records(path: Path, alone: bool, skip_bad: bool, skipped: Skipped, sta
         raise UserError(str(error)) from None
 
 
-def _row(record: Record) -> Row:
+def _row(record: Record, number: int | None) -> Row:
     if record.fields is None:
         raise ValueError(record.problem)
-    return row_of(record.fields)
+    return row_of(record.fields, number)
 
 
 def _place(record: Record) -> str:

@@ -12,7 +12,7 @@ import orjson
 
 from services.common.errors import UserError
 from services.common.records import field_of
-from services.common.records.columns import CONTENTS, IDENTITY
+from services.common.records.columns import CONTENTS, IDENTITY, plain_name
 
 EXPECTED = '{"id": "0", "contents": "\\"Title\\"\\ntext"}'
 
@@ -26,14 +26,17 @@ class Row(NamedTuple):
     """The other columns that have a value."""
 
 
-def row_of(row: Mapping[str, Any]) -> Row:
+def row_of(row: Mapping[str, Any], number: int | None = None) -> Row:
     """Id, contents and other fields of one row. Raises ValueError that says what is missing and which columns
     are there.
 
-    A title that stands apart comes before the text: `"Title"`, a line break, the text.
+    A title that stands apart comes before the text: `"Title"`, a line break, the text. number: the id of a
+    row that has no column for one; None refuses such a row.
     """
     identity = field_of(row, IDENTITY)
     name, given = identity if identity is not None else ("", None)
+    if number is not None and not has_id(row):
+        given = number
     if isinstance(given, int) and not isinstance(given, bool):
         given = str(given)
     if not isinstance(given, str) or not given:
@@ -54,6 +57,11 @@ def row_of(row: Mapping[str, Any]) -> Row:
     return Row(given, text, rest)
 
 
+def has_id(row: Mapping[str, Any]) -> bool:
+    """Whether a row has a column for its id, with a value or without."""
+    return not {plain_name(name) for name in row}.isdisjoint(IDENTITY)
+
+
 def _columns(row: Mapping[str, Any]) -> str:
     return f"; its columns are {', '.join(map(str, row))}" if row else ""
 
@@ -66,12 +74,12 @@ def parse_line(path: Path, number: int, line: bytes) -> Row:
         raise UserError(f"corpus {path}:{number}: {error}; expected {EXPECTED}") from None
 
 
-def parse_row(raw: bytes) -> Row:
-    """The row of one JSON line. Raises ValueError saying what is wrong."""
+def parse_row(raw: bytes, number: int | None = None) -> Row:
+    """The row of one JSON line. number: as for `row_of`. Raises ValueError saying what is wrong."""
     try:
         row = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error})") from None
     if not isinstance(row, dict):
         raise ValueError(f"{type(row).__name__} instead of an object")
-    return row_of(row)
+    return row_of(row, number)

@@ -25,6 +25,7 @@ from retriever_service.search.users_index import UsersIndex
 from retriever_service.settings import SHARDS, ServerSettings
 from retriever_service.shards.asking import parse
 from retriever_service.shards.index import ShardedIndex
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.user_code import is_import_path, load
 
@@ -126,7 +127,7 @@ def _check_folder(settings: ServerSettings) -> str:
             f"--dense-device {settings.dense_device}: index {path} is bm25, which has no vectors; accepted "
             "with a dense or hybrid index"
         )
-    return f"{info.passages:,} passages ({info.backend})"
+    return f"{counted(info.passages, 'passage')} ({info.backend})"
 
 
 def _open_folder(settings: ServerSettings, reranker: Reranker | None) -> SearchIndex:

@@ -68,4 +68,6 @@ def near_run(path: Path, runs: Path = RUNS) -> str:
         str(f) for place in {path.parent, runs} if place.is_dir() for f in place.iterdir() if is_run(f)
     }
     near = nearest(path.name, {Path(f).name for f in folders})
+    if near is None and folders:
+        return "; `unspiral runs` lists those that are there"
     return next((f"; did you mean {f}?" for f in sorted(folders) if Path(f).name == near), "")

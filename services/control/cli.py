@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import typer
 
+from services.common.counting import counted
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import holder_of
 from services.common.http.auth import TOKEN_VARIABLE, token_of
@@ -196,7 +197,7 @@ def show(status: RunStatus) -> None:
         "reward": rewards,
         "tokens/s": f"{status.tokens_per_s:.0f}",
         "last sync": "" if status.last_sync_seconds is None else f"{status.last_sync_seconds:.2f} s",
-        "learner restored": f"{status.restores} times" if status.restores else "",
+        "learner restored": counted(status.restores, "time") if status.restores else "",
         "folder": status.folder or "",
         "other runs": ", ".join(status.others),
     }

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import orjson
 import typer
 
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.names import accepted
 from services.common.run_paths import LATEST, run_folder
@@ -127,7 +128,8 @@ def prune(
     with _opened(store) as opened:
         names = _chosen(opened, run)
         gone = upkeep.prune(opened, names, keep_steps=keep_steps, older_than_days=older_than_days)
-    typer.echo(f"{gone['runs']} runs and {gone['trajectories']} trajectories forgotten")
+    trajectories = counted(gone["trajectories"], "trajectory", "trajectories")
+    typer.echo(f"{counted(gone['runs'], 'run')} and {trajectories} forgotten")
 
 
 @likelihood_app.command("export")
@@ -150,7 +152,7 @@ def export(
             mirror: mirrors.Mirror = (
                 mirrors.TensorBoardMirror(out) if tensorboard else mirrors.WandbMirror(out)
             )
-            typer.echo(f"{name}: {upkeep.export_to(opened, name, mirror)} steps to {out}")
+            typer.echo(f"{name}: {counted(upkeep.export_to(opened, name, mirror), 'step')} to {out}")
 
 
 @monitor_app.command("replay")
@@ -213,7 +215,8 @@ def replay(
 
 def _in_words(run: RunFiles, phases: list[dict[str, Any]], alarms: list[dict[str, Any]]) -> Iterator[str]:
     """What a replay found, for a terminal."""
-    yield f"{run.name}: {len(run.metrics)} steps, {run.metrics[0]['step']} to {run.metrics[-1]['step']}"
+    steps = counted(len(run.metrics), "step")
+    yield f"{run.name}: {steps}, {run.metrics[0]['step']} to {run.metrics[-1]['step']}"
     for band in phases:
         yield f"  {band['phase']:<12} steps {band['first']} to {band['last']}"
     for alarm in alarms:

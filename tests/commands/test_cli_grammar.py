@@ -315,3 +315,30 @@ def test_the_help_of_a_checkpoint_says_what_latest_and_best_are_of(run, monkeypa
     monkeypatch.setenv("COLUMNS", "200")
     _, out, _ = run(*command.split(), "--help")
     assert "latest or best: of the run " in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (
+            ("train",),
+            "Missing option '--config'. Example: unspiral train --config examples/demo.yaml run.name=",
+        ),
+        (
+            ("index", "search", "--index", "i"),
+            "Missing argument 'query'. Example: unspiral index search --in",
+        ),
+        (
+            ("eval", "--limit", "1"),
+            "Missing option '--config'. Example: unspiral eval --config mine.yaml --che",
+        ),
+    ],
+)
+def test_what_is_missing_is_shown_by_an_example(run, argv, said):
+    status, out, err = run(*argv)
+    assert (status, out) == (2, "") and err.startswith(f"unspiral: {said}") and err.count("\n") == 1
+
+
+def test_a_group_without_a_command_prints_its_help_and_no_empty_error(run):
+    status, out, err = run("serve")
+    assert status == 2 and "retriever" in out + err and "unspiral: \n" not in err

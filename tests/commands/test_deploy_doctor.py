@@ -10,8 +10,8 @@ from services.control.launch import serve_in_thread
 from services.control.records import RunStatus
 from services.likelihood.rest.launch import without_password
 from services.settings import ControlSettings
-from trainer.commands.checks import doctor_roles
-from trainer.commands.checks.doctor import check_address, checks_of, run_doctor
+from trainer.commands.checks import doctor, doctor_roles
+from trainer.commands.checks.doctor import check_address, checks_of, run_doctor, show, verdict
 from trainer.commands.checks.doctor_roles import (
     check_container,
     check_ray_package,
@@ -21,6 +21,7 @@ from trainer.commands.checks.doctor_roles import (
     check_token,
     memory_limit,
 )
+from trainer.commands.checks.findings import Finding
 
 
 def table(role, config=None):
@@ -149,3 +150,45 @@ def test_extras_are_named_in_full(monkeypatch):
 )
 def test_the_stores_password_is_never_shown(store, shown):
     assert without_password(store) == shown
+
+
+def test_advice_stands_on_lines_of_its_own_and_breaks_no_word():
+    out = io.StringIO()
+    advice = "set RAY_raylet_start_wait_time_s=180 where other programs take the cores of this machine"
+    findings = [
+        Finding("load", "note", "9.6 in the last minute, 9.2 in the last 15 minutes, on 2 cores", advice),
+        Finding("a name of many letters, port 8100", "good", "reached from this machine"),
+    ]
+    show(findings, Console(file=out, width=60))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 60
+    assert lines[0].startswith("note  load  ") and lines[1].startswith(" " * 20)
+    assert any("RAY_raylet_start_wait_time_s=180" in line for line in lines)
+    assert [line for line in lines if line.startswith("      -> ")]
+    assert [line for line in lines if line.startswith("ok    a name of many letters, port 8100  reached")]
+
+
+def test_the_last_line_is_the_verdict():
+    good = [Finding("training", "good", "torch"), Finding("GPU", "note", "none")]
+    assert verdict(good) == "ready for `unspiral demo` and for small models on this CPU"
+    gpu = [good[0], Finding("GPU", "good", "2 x H200")]
+    assert verdict(gpu).startswith("ready to train on 2 x H200;")
+    assert verdict([Finding("training", "note", "")]).startswith("ready for the services and for data; not")
+    assert verdict([*good, Finding("memory", "bad", "1 GiB")]) == "not ready: see memory above"
+
+
+def test_the_questions_and_the_gpus_of_a_configuration_are_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "_has_gpu", lambda: False)
+    questions = tmp_path / "q.jsonl"
+    questions.write_text('{"question": "who?", "answer": "Homer"}\n')
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        f"{{model: {{path: 'lab:0'}}, data: {{train: '{questions}'}}, "
+        "retriever: {corpus: 'lab:corpus:0'}, rollout: {share_gpus: true}}"
+    )
+    _, text = table("retriever", config)
+    assert "q.jsonl: 1 question in 1 row" in text and "true, and this machine has no GPU" in text
+    with questions.open("a") as more:
+        more.write('{"title": "a"}\n')
+    code, text = table("retriever", config)
+    assert code == 3 and "q.jsonl: 1 question in 2 rows" in text and "q.jsonl, line 2: expected" in text

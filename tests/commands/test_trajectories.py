@@ -110,6 +110,8 @@ def test_find_by_text_outcome_and_fall(run, recorded):
         "000001-0001-00",
     ]
     assert uids("--falls") == ["000002-0000-01", "000002-0000-00"]
+    status, out, err = run("trajectories", "find", recorded, "words that nobody wrote")
+    assert (status, out) == (0, "") and err.endswith(": no trajectory fits\n")
     _, out, _ = run("trajectories", "find", recorded, "--right", "--json", "--step", "2")
     assert json.loads(out)["uid"] == "000002-0000-00"
 

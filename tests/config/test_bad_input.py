@@ -317,3 +317,26 @@ def test_a_weight_index_that_names_no_weights_is_refused(tmp_path):
     written(folder / "model.safetensors.index.json", b'{"weight_map": {}}')
     with pytest.raises(UserError, match=r"model\.safetensors\.index\.json names no weights"):
         check_folder(folder, str(folder))
+
+
+def test_a_broken_configuration_is_named_with_its_line_and_a_near_file(tmp_path):
+    broken = written(tmp_path / "mine.yaml", b"run: {name: a\nmodel: [x\n")
+    refused("config", "show", "--config", broken, says="mine.yaml, line 2, column 6: not YAML: expected ','")
+    refused("config", "show", "--config", tmp_path / "mien.yaml", says=f"did you mean {broken}?")
+    written(tmp_path / "text.yaml", b"run: first\n")
+    said = "run: expected a section, such as {name: ...} (got 'first')"
+    refused("config", "show", "--config", tmp_path / "text.yaml", says=said)
+
+
+def test_bytes_that_are_no_text_are_told_from_a_table(tmp_path):
+    noise = written(tmp_path / "q.parquet", bytes(range(256)) * 12)
+    refused("data", "validate", noise, says="q.parquet: binary, and neither Parquet (it begins with PAR1)")
+
+
+def test_a_key_of_data_that_is_an_option_elsewhere_says_where(tmp_path):
+    config = written(
+        tmp_path / "c.yaml", b"{model: {path: m}, data: {train: t}, retriever: {url: 'http://127.0.0.1:1'}}"
+    )
+    refused(
+        "config", "show", "--config", config, "data.question_key=frage", says="data convert --question-key"
+    )

@@ -54,6 +54,21 @@ def test_the_file_is_written_once_and_fits_the_model(run, files, tmp_path):
     assert (status, err) == (2, "unspiral: --out unspiral.yaml: is there already; give another file\n")
 
 
+def test_what_is_wrong_with_the_questions_is_said_before_a_run(run, files, tmp_path):
+    row = '{"question": "who wrote the %s?", "answer": "Homer"}\n'
+    (tmp_path / "train.jsonl").write_text(row % "Iliad" + row % "Odyssey")
+    (tmp_path / "test.jsonl").write_text(row % "iliad")
+    status, out, err = run("init", *files, "--eval", "test.jsonl")
+    assert status == 0 and "unspiral warm-start --config unspiral.yaml first" in out
+    said = "note: 1 held-out question stands in train.jsonl too: unspiral data validate test.jsonl --against"
+    assert err.startswith(said)
+    config = load_config(tmp_path / "unspiral.yaml", ["trainer.patience=5"])
+    assert config.trainer.eval_every == config.trainer.steps == 3 and config.evaluation.limit == 20
+    (tmp_path / "train.jsonl").write_text('{"title": "a", "text": "b"}\n')
+    status, _, err = run("init", *files, "--out", "second.yaml")
+    assert status == 0 and "note: train.jsonl: 1 of 1 rows are malformed" in err
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
@@ -85,5 +100,7 @@ def test_sections_are_listed_and_a_misspelt_key_names_the_nearest(run):
     assert status == 0 and out.startswith("algorithm.llds.lambda (default: ")
     status, _, err = run("config", "explain", "learner.lrr")
     assert status == 2 and "no key lrr; did you mean lr?" in err
+    status, _, err = run("config", "explain", "lambda")
+    assert status == 2 and "no key lambda; did you mean algorithm.llds.lambda?" in err
     status, _, err = run("config", "explain", "learner.lr.x")
     assert status == 2 and "config explain learner.lr.x: learner.lr holds no keys" in err

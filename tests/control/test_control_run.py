@@ -85,7 +85,7 @@ def test_a_run_is_scaled_drained_paused_and_stopped_from_outside(cluster, files,
         assert answer.status_code == 202 and answer.json()["target"] == 2
         until(lambda: len(status()["workers"]) == 2, process)
         code, out = unspiral("workers", "drain", "w1.1", url=url)
-        assert (code, out) == (0, "w1.1 drains; 1 workers wanted\n")
+        assert (code, out) == (0, "w1.1 drains; 1 worker wanted\n")
         until(lambda: [w["id"] for w in status()["workers"]] == ["w0.1"], process)
         assert unspiral("workers", "drain", "w9.9", url=url)[0] == 2
 

@@ -1,12 +1,14 @@
 """Pages of names: every metric is on the page of metrics, and every key that a page names is a key."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from places import ROOT
 
+from services.contracts import Question
 from services.likelihood.monitor.detectors.table import READS
-from trainer.config.schema import Config, paths_of
+from trainer.config.schema import Config, load_config, paths_of
 
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 ROWS = [line for line in PAGE.splitlines() if line.startswith("| `")]
@@ -67,3 +69,28 @@ def test_keys_that_a_page_names_are_keys(page):
     others = {"trainer.rewards", "control.json"}  # a module, a file
     assert named - set(paths_of(Config)) - others == set()
     assert len(named) >= {"migrating": 25, "tutorial": 0}.get(page, 1)
+
+
+def test_the_first_page_leads_to_every_page():
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert pages - set(re.findall(r"\]\((\w+\.md)\)", text)) == set()
+
+
+def test_the_example_of_migrating_is_a_configuration_and_a_reward(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text(re.search(r"```yaml\n(.*?)```", page, re.S)[1])
+    config = load_config(tmp_path / "mine.yaml")
+    assert (config.rollout.prompts_per_step, config.learner.minibatches_per_batch) == (512, 2)
+    (tmp_path / "my_verl_reward.py").write_text(
+        "def compute_score(source, text, truth, extra):\n"
+        "    return float(source == 'nq' and truth['target'][0] in text)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = {}
+    exec(re.search(r"```python\n(.*?)```", page, re.S)[1], found)
+    asked = Question("q", "where?", ("Rome",), "nq")
+    assert [found["reward"](SimpleNamespace(question=asked, model_text=t)) for t in ("Rome", "Lima")] == [
+        1,
+        0,
+    ]

@@ -92,7 +92,7 @@ def test_prune_forgets_old_runs(database):
         db.execute("UPDATE run SET updated=? WHERE name='other'", (time.time() - 10 * 86400,))
     assert (
         unspiral("likelihood", "prune", "--store", database, "--older-than-days", 7).output
-        == "1 runs and 0 trajectories forgotten\n"
+        == "1 run and 0 trajectories forgotten\n"
     )
     assert [r.run for r in SQLiteStore(database).runs()] == ["run"]
 

@@ -64,8 +64,8 @@ def raw(**sections):
             {"learner": {"warmup_share": 0.1, "warmup_batches": 3}},
             "learner.warmup_batches and learner.warmup_share are two units of one warm-up; set one",
         ),
-        ({"trainer": {"keep_best": True}}, "trainer.keep_best need held-out scores during the run: set"),
-        ({"trainer": {"patience": 3, "eval_every": 5}}, "trainer.patience need held-out scores"),
+        ({"trainer": {"keep_best": True}}, "trainer.keep_best needs held-out scores during the run: set"),
+        ({"trainer": {"patience": 3, "eval_every": 5}}, "trainer.patience needs held-out scores"),
     ],
 )
 def test_settings_that_cannot_act_are_refused(sections, says):

@@ -106,7 +106,12 @@ def test_a_demo_that_is_stopped_does_not_promise_that_it_can_go_on(tmp_path, mon
     monkeypatch.setattr(show, "train", stopped)
     monkeypatch.setattr(show, "prepared", lambda *a: SimpleNamespace(model="m"))
     monkeypatch.setattr(show, "demo_config", lambda *a, **k: None)
-    monkeypatch.setattr(show, "fresh_config", lambda raw: None)
+    folder = tmp_path / "demo-0"
+    monkeypatch.setattr(show, "fresh_config", lambda raw: SimpleNamespace(run_dir=folder))
     with pytest.raises(signals.Stopped, match=r"^stopped by SIGINT; a demo begins anew: unspiral demo$") as e:
         show.run_demo(tmp_path, 0)
     assert e.value.exit_code == 130
+    folder.mkdir()
+    (folder / "report.html").touch()
+    with pytest.raises(signals.Stopped, match=r"unspiral demo; what it did so far is in .*report\.html$"):
+        show.run_demo(tmp_path, 0)

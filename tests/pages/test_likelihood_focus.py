@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 from chromium import CHROMIUM, browser  # noqa: F401
+from playwright.sync_api import expect
 from test_likelihood_step_page import fall_at, opened, recorded
 
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
@@ -146,4 +147,56 @@ def test_on_a_phone_no_value_of_a_run_lies_beside_the_window(run, browser, schem
         "all => all.map((e) => getComputedStyle(e, ':before').content)"
     )
     assert named[:2] == ['"Step"', '"Reward"'] and named[-1] == '"Alarms"'
+    page.close()
+
+
+def test_a_run_is_chosen_though_a_step_comes_while_the_button_or_the_key_is_down(run, browser):
+    page = opened(browser, f"{run.url}/#runs=falls")
+    box = page.get_by_role("checkbox", name="falls")
+    box.scroll_into_view_if_needed()
+    place = box.bounding_box()
+    page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
+    page.mouse.down()
+    next_step_is_drawn(page, run)
+    page.mouse.up()
+    page.locator("#runs tbody tr.off").wait_for()
+    box.focus()
+    page.keyboard.down("Space")
+    page.evaluate("Unspiral.app.draw()")
+    page.keyboard.up("Space")
+    page.locator("#runs tbody tr:not(.off)").wait_for()
+    assert box.is_checked() and box.evaluate("e => e === document.activeElement")
+    page.close()
+
+
+def test_the_focus_comes_back_from_the_dialog_of_a_run_that_went_on(run, browser):
+    page = opened(browser, f"{run.url}/#runs=falls")
+    page.get_by_role("button", name="Change falls").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("dialog", name="Change falls").wait_for()
+    next_step_is_drawn(page, run)
+    page.keyboard.press("Escape")
+    expect(page.locator("#runs button.edit")).to_be_focused()
+    page.close()
+
+
+def test_the_focus_stays_on_a_run_that_gets_another_title_and_on_the_button_for_hidden_ones(run, browser):
+    run.http.post("/v1/runs/aside/steps", json={"step": 1, "metrics": {"a": 1.0}}).raise_for_status()
+    run.http.patch("/v1/runs/aside", json={"hidden": True}).raise_for_status()
+    page = opened(browser, f"{run.url}/#runs=falls")
+    box = page.get_by_role("checkbox", name="falls")
+    box.focus()
+    run.http.patch("/v1/runs/falls", json={"title": "The one that falls"}).raise_for_status()
+    page.evaluate("Unspiral.app.again(0)")
+    page.locator("#runs .names", has_text="The one that falls").wait_for()
+    expect(box).to_be_focused()
+    more = page.get_by_role("button", name="Show 1 hidden")
+    more.focus()
+    page.keyboard.press("Enter")
+    less = page.get_by_role("button", name="Leave hidden runs out")
+    assert less.evaluate("e => e === document.activeElement")
+    page.keyboard.press("Enter")
+    assert more.evaluate("e => e === document.activeElement")
+    run.http.patch("/v1/runs/falls", json={"title": None}).raise_for_status()
+    run.http.delete("/v1/runs/aside").raise_for_status()
     page.close()

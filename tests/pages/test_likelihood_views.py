@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import time
 from pathlib import Path
 
@@ -77,6 +78,22 @@ def opened(browser):
     for page in pages:
         assert page.wrong == []
         page.close()
+
+
+def test_a_reward_that_rose_and_fell_is_said_to_have_fallen_from_its_best(server, opened):
+    """Against fifty steps ago nothing has changed."""
+    noise = (0.0, 0.01, -0.01)
+    rewards = [0.30 + 0.0075 * min(i, 90 - i) + noise[i % 3] for i in range(80)]
+    with httpx.Client(base_url=server.url) as http:
+        for i, reward in enumerate(rewards):
+            body = {"step": i, "metrics": {"reward/mean": reward}}
+            http.post("/v1/runs/there-and-back/steps", json=body).raise_for_status()
+    page = opened(f"{server.url}/#runs=there-and-back")
+    said = page.locator(".answer.learning").inner_text()
+    assert re.search(r"Fallen from its best, a mean of 0?\.6[12]\d* at steps 4\d to (49|50)\.", said), said
+    steady = [{"step": i, "value": 0.5 + noise[i % 3]} for i in range(80)]
+    assert page.evaluate("(points) => Unspiral.fallFromBest(points)", steady) is None
+    assert page.evaluate("(points) => Unspiral.fallFromBest(points)", steady[:15]) is None
 
 
 def test_the_first_screen_says_what_is_known_and_that_a_run_has_ended_or_is_silent(server, opened):

@@ -43,15 +43,15 @@ def test_a_corpus_is_told_from_questions_and_its_faults_are_counted(run, tmp_pat
     assert (status, err) == (0, "")
     assert out.splitlines()[2:] == [
         f"{file}: a corpus of 6 passages",
-        "1 passages are empty",
-        "1 passages look like UTF-8 that was read as another encoding",
-        "1 passages have the text of another one",
+        "1 passage is empty",
+        "1 passage looks like UTF-8 that was read as another encoding",
+        "1 passage has the text of another one",
     ]
     file = jsonl(tmp_path / "again.jsonl", [*CORPUS, CORPUS[0]])
     status, _, err = run("data", "validate", file)
     assert (status, err) == (
         2,
-        f"unspiral: {file}: 1 passages have the id of another one; expected unique ids\n",
+        f"unspiral: {file}: 1 passage has the id of another one; expected unique ids\n",
     )
     file = jsonl(tmp_path / "bad.jsonl", [*CORPUS, {"id": "7"}])
     status, _, err = run("data", "validate", file)
@@ -81,8 +81,8 @@ def test_repeated_questions_and_damaged_texts_are_reported(run, tmp_path):
     file = jsonl(tmp_path / "q.jsonl", rows)
     status, out, _ = run("data", "validate", file)
     assert status == 0 and f"{file}, line 2: the same question as {file}, line 1: who is it" in out
-    assert "1 questions stand in the file before" in out
-    assert "1 rows look like UTF-8 that was read as another encoding" in out
+    assert "1 question repeats one that stands before" in out
+    assert "1 row looks like UTF-8 that was read as another encoding" in out
     assert "in 3 rows the question was read from `question` and the answers from `answer`" in out
 
 
@@ -94,7 +94,7 @@ def test_answers_that_stand_in_an_index_are_counted_by_source_and_hops_with_miss
     assert (status, err) == (0, "")
     assert out.splitlines()[3:] == [
         f"an answer stands in the best 2 passages of {index} for 2 of 3 questions (66.7%)",
-        "  1 questions are answered by yes or no, which no passage shows",
+        "  1 question is answered by yes or no, which no passage shows",
         "  a       2 of 2 (100.0%)",
         "  b       0 of 1 (0.0%)",
         "  2 hops  1 of 1 (100.0%)",

@@ -152,14 +152,14 @@ def test_validate_says_from_which_columns_it_read_and_repeats_the_commonest_reas
         main(["data", "validate", str(path)])
     out, err = capsys.readouterr()
     assert e.value.code == 2
-    assert f"{path}, line 4: expected `answer`: a list of at least one text, got none" in out
+    assert f"{path}, line 4: `answer` is empty; expected an answer" in out
     assert (
         f"{path}, line 6: expected `question`: a text" in out
         and "its columns are problem, answer, level" in out
     )
     assert f"{path}, line 3: of the answer 'A' scoring by em, f1 and subem leaves nothing" in out
     assert "in 2 rows the question was read from `problem` and the answers from `answer`" in out
-    reason = "expected `answer`: a list of at least one text, got none"
+    reason = "`answer` is empty; expected an answer"
     assert err == f"unspiral: {path}: 3 of 5 rows are malformed, 2 of them: {reason}\n"
     assert len(validate(path).emptied) == 1
 

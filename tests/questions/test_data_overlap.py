@@ -50,11 +50,15 @@ def test_the_same_question_and_near_ones_are_found_and_questions_of_one_form_are
 def test_the_command_lists_them_and_ends_with_2_for_the_same_ones_alone(run, files, tmp_path):
     status, out, err = run("data", "validate", str(files[0]), "--against", str(files[1]))
     assert status == 2 and err == f"unspiral: {files[0]}: 1 of 4 questions stand in {files[1]} too\n"
-    assert "same: test0: Who wrote the Iliad?" in out
-    assert "1 questions are the same, 1 are near (at least 80% of the words; 1 of these" in out
+    assert f"same: {files[0]}, line 1 and {files[1]}, line 1: Who wrote the Iliad?" in out
+    with files[1].open("a") as more:
+        more.write('{"question": "where?"}\n')
+    _, out, _ = run("data", "validate", str(files[0]), "--against", str(files[1]))
+    assert f"{files[1]}: 1 malformed row of it could not be compared, the first: {files[1]}, line" in out
+    assert "1 question is the same, 1 near (at least 80% of the words; 1 of these" in out
     clean = write(tmp_path / "clean.jsonl", [(TEN.replace("two", "zero"), "x")])
     status, out, _ = run("data", "validate", str(clean), "--against", str(files[1]))
-    assert status == 0 and "0 questions are the same, 1 are near" in out
+    assert status == 0 and "0 questions are the same, 1 near" in out
 
 
 def test_no_near_pair_is_missed(tmp_path):

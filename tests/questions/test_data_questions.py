@@ -201,7 +201,9 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path):
 def test_a_parquet_file_of_another_kind_is_told_by_its_columns(tmp_path):
     path = parquet(tmp_path / "q.parquet", [{"text": "a", "label": 1}])
     with pytest.raises(
-        UserError, match=r"row 1: expected `golden_answers` .* it has none, its columns are text, label"
+        UserError,
+        match=r"row 1: expected `golden_answers` .* it has none, its columns are text, label; "
+        r"`unspiral data convert --answer-key COLUMN` reads another one",
     ):
         load_questions(path)
     empty = pa.table(
@@ -307,4 +309,4 @@ def test_the_commands_print_counts_and_exit_with_2_on_a_malformed_row(tmp_path, 
     with pytest.raises(SystemExit) as e:
         main(["data", "convert", str(bad), str(tmp_path / "x.parquet"), "--skip-bad"])
     assert e.value.code == 0
-    assert capsys.readouterr().out.startswith("1 questions written to ")
+    assert capsys.readouterr().out.startswith("1 question written to ")

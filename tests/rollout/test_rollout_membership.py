@@ -404,6 +404,29 @@ async def takes_weights(method, update):
     return update.version
 
 
+async def test_a_batch_in_lockstep_counts_as_the_trajectories_that_it_is():
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def samples_once_told(method, requests):
+        asked.set()
+        await answer.wait()
+        return [await samples("rollout", request) for request in requests]
+
+    pool = pool_of(member(0, samples_once_told), deterministic=True)
+    batch = asyncio.create_task(pool.rollout(requests(16)))
+    await asyncio.wait_for(asked.wait(), 30)
+    assert pool.waits_for() == "16 trajectories on 1 rollout worker"
+    answer.set()
+    assert len(await asyncio.wait_for(batch, 30)) == 16
+    assert pool.waits_for() == "0 trajectories on 1 rollout worker"
+    answer.clear()
+    asked.clear()
+    batch = asyncio.create_task(pool.rollout(requests(1)))
+    await asyncio.wait_for(asked.wait(), 30)
+    assert pool.waits_for() == "1 trajectory on 1 rollout worker"
+    batch.cancel()
+
+
 async def test_lockstep_does_not_wait_for_a_slot_that_was_given_up():
     pool = pool_of(member(0, samples), target=2, deterministic=True)
     pool._roster.given_up[1] = "5 workers ended without having finished a trajectory"

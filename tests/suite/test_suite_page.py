@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import httpx
 import pytest
+from chromium import CHROMIUM, browser  # noqa: F401
 from suite_rows import evaluation
 
 from services.common.errors import UserError
@@ -31,7 +32,7 @@ class Cells(HTMLParser):
         self.addresses += [v for k, v in attrs if k in ("src", "href")]
         if tag == "tr":
             self.rows.append([])
-        self.inside = tag in ("td", "th", "small")
+        self.inside = tag in ("td", "th", "small", "span")
         if tag in ("td", "th"):
             self.rows[-1].append([])
 
@@ -132,3 +133,24 @@ def test_the_service_of_a_run_shows_its_evaluations_behind_the_same_token(tmp_pa
             assert httpx.get(f"{served.url}{path}", timeout=30).status_code == 401
     finally:
         served.stop()
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_on_a_phone_the_headings_of_the_parts_are_read_whole_wherever_the_table_is_moved_to(
+    tmp_path, browser
+):
+    page_command([made(tmp_path, "a", 0.3)], tmp_path / "out.html")
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto((tmp_path / "out.html").as_uri())
+    table = page.locator(".wide")
+    assert table.evaluate("e => e.scrollWidth - e.clientWidth") > 400, "the table itself is wider"
+    heads = """all => all.map(th => { const words = document.createRange(); words.selectNodeContents(th);
+      const box = words.getBoundingClientRect(); return [th.textContent, box.left, box.right]; })"""
+    for moved in (0, 200):
+        table.evaluate("(e, x) => e.scrollTo(x, 0)", moved)
+        found = page.locator("tr.part th").evaluate_all(heads)
+        assert found[0][0].startswith("Measured here") and len(found) > 2
+        assert all(left >= 0 and right <= 390 for _, left, right in found), found
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.close()

@@ -18,6 +18,7 @@ from trainer.commands.checks import doctor
 from trainer.commands.terminal import ending, for_people
 from trainer.commands.work import evaluate
 from trainer.commands.work.in_words import run_in_words, scores_in_words, taught_in_words
+from trainer.lab import show as show_demo
 
 ROWS = [
     {"id": "1", "contents": '"Rome"\nRome is the capital of Italy.'},
@@ -114,7 +115,7 @@ def test_train_prints_nothing_but_json_on_stdout_with_json(run, tmp_path, monkey
     status, out, err = run("train", "--config", str(config), "--json")
     assert status == 0 and "step 1" in err and json.loads(out)["report"].endswith("report.html")
     status, out, _ = run("train", "--config", str(config))
-    assert status == 0 and out.startswith("step 1\n1 steps in 0:01") and json.loads(out.splitlines()[-1])
+    assert status == 0 and out.startswith("step 1\n1 step in 0:01") and json.loads(out.splitlines()[-1])
 
 
 def test_results_are_words_on_a_terminal_and_json_in_a_pipe(monkeypatch):
@@ -144,6 +145,22 @@ def test_long_work_tells_a_log_how_far_it_is_and_short_work_says_nothing():
         tell("scan", 0.5, "1,000 passages")
         tell("seal", 1.0, "")
     assert log.file.getvalue() == "scan: 50%, 1,000 passages\nseal: 100%\n"
+
+
+def test_a_demo_in_a_log_says_at_once_what_takes_a_minute(tmp_path, monkeypatch):
+    log = Console(file=io.StringIO(), width=120)
+    seen = []
+
+    def prepare(folder, seed, *, fresh, progress):
+        seen.append(log.file.getvalue())
+        progress(5, 50, 1.0)
+        return "files"
+
+    monkeypatch.setattr(show_demo, "prepare", prepare)
+    monkeypatch.setattr(show_demo, "progress_on", lambda console: progress_on(console, log_seconds=0.0))
+    assert show_demo.prepared(log, tmp_path, 0, False) == "files"
+    assert seen[0].startswith("warm start: teaching the tag format")
+    assert log.file.getvalue().splitlines()[-1] == "warm start: 10%, step 5 of 50"
 
 
 def test_every_answer_of_an_evaluation_is_kept_with_its_searches(tmp_path):

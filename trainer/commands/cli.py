@@ -16,6 +16,7 @@ import typer
 
 from services.common.errors import explains
 from services.common.loading.extras import not_imported
+from trainer.commands.examples import example_of
 from trainer.commands.lazy import Entry, lazy_app
 from trainer.commands.version import version_lines
 from trainer.session.output import complain
@@ -47,6 +48,7 @@ PANELS: dict[str, dict[str, Entry]] = {
         "workers": Entry("List, scale and drain the rollout workers.", "services.control.cli:workers_app"),
     },
     "Look at a run": {
+        "runs": Entry("List the runs of a folder.", "trainer.commands.look.cli:runs"),
         "report": Entry(
             "Write one HTML page with the curves, phases and alarms of runs.",
             "services.likelihood.cli:report",
@@ -143,15 +145,24 @@ def main(argv: list[str] | None = None) -> NoReturn:
         if (told := line_of(error)) is None:
             raise  # a fault of ours: its traceback is wanted
         line, status = told
-        complain(f"unspiral: {line}")
+        if line:  # none where a command without arguments has printed its help
+            complain(f"unspiral: {line}")
         sys.exit(status)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _for_example(error: Exception) -> str:
+    """The end of a line about an argument or option that is missing."""
+    if type(error).__name__ != "MissingParameter" or (context := getattr(error, "ctx", None)) is None:
+        return ""
+    example = example_of(context.command_path.partition(" ")[2])
+    return f" {example}" if example else ""
 
 
 def line_of(error: Exception) -> tuple[str, int] | None:
     """The line that explains an error, and the exit status; None for a fault of ours."""
     if hasattr(error, "format_message"):  # Typer: bad usage
-        return error.format_message(), getattr(error, "exit_code", 2)
+        return error.format_message() + _for_example(error), getattr(error, "exit_code", 2)
     if explains(error):
         return str(error), getattr(error, "exit_code", 1)
     if isinstance(error, ModuleNotFoundError):

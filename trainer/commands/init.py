@@ -9,11 +9,14 @@ from typing import Annotated
 import typer
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.user_code import is_import_path
 from trainer.config.schema import load_config
 from trainer.data.models import is_there, resolve
+from trainer.data.overlap import twins
+from trainer.data.questions import validate
 from trainer.session.preflight import parameter_count
 
 LARGE, HUGE = 1.0e9, 5.0e9
@@ -79,14 +82,14 @@ def text_of(parameters: int, gpus: int, *, model: str, data: str, held_out: str 
         "  minibatches_per_batch: 2      # LLDS acts from the second optimiser step of a batch on",
         "algorithm:",
         "  llds:",
-        "    lambda: 0.1      # 0 is plain GRPO",
+        "    lambda: 0.2      # the paper's; 0.3 for a 7B instruct model; 0 is plain GRPO",
         "trainer:",
-        f"  steps: {100 if gpus else 3}",
-        f"  eval_every: {10 if held_out and gpus else 0}",
-        *(["  keep_best: true      # `--checkpoint best` finds it"] if held_out and gpus else []),
+        "  steps: 100" if gpus else "  steps: 3      # shows that all of it works; learning takes more",
+        f"  eval_every: {(10 if gpus else 3) if held_out else 0}",
+        *(["  keep_best: true      # `--checkpoint best` finds it"] if held_out else []),
         "  checkpoint_every: 10",
         "evaluation:",
-        "  limit: 200      # held-out questions during the run",
+        f"  limit: {200 if gpus else 20}      # held-out questions during the run",
     ]
     return "\n".join(lines) + "\n"
 
@@ -124,4 +127,32 @@ def init(
     source = f"corpus: {_quoted(corpus)}" if corpus else f"index: {_quoted(str(index))}"
     write_atomically(out, text_of(parameters, gpus, model=model, data=data, held_out=held_out, source=source))
     load_config(out)
-    typer.echo(f"written to {out}; next: unspiral doctor --config {out}, then unspiral train --config {out}")
+    for line in _remarks(data, held_out):
+        typer.echo(line, err=True)
+    typer.echo(
+        f"written to {out}; next: unspiral doctor --config {out}, then unspiral train --config {out}\n"
+        f"A model that does not write the tags yet needs unspiral warm-start --config {out} first: "
+        "docs/tutorial.md"
+    )
+
+
+def _remarks(data: str, held_out: str | None) -> list[str]:
+    """What is better known before a run: held-out questions that are trained on, rows that are none. Names
+    of the laboratory and the hub are not looked up."""
+    lines = []
+    for path in (data, held_out):
+        if path is None or not Path(path).exists():
+            continue
+        try:
+            report = validate(path)
+        except UserError as error:
+            lines.append(f"note: {error}")
+            continue
+        if report.problems:
+            lines.append(f"note: {path}: {report.total_line}; data.skip_bad=true leaves them out")
+    if held_out is not None and Path(held_out).exists() and Path(data).exists() and not lines:
+        same = sum(twin.similarity == 1 for twin in twins(held_out, data))
+        if same:
+            of = counted(same, "held-out question stands", "held-out questions stand")
+            lines.append(f"note: {of} in {data} too: unspiral data validate {held_out} --against {data}")
+    return lines

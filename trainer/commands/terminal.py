@@ -34,11 +34,6 @@ def harmless(text: str) -> str:
     )
 
 
-def counted(number: int, one: str, more: str) -> str:
-    """Such as `1 search`, `2 searches`."""
-    return f"{number:,} {one if number == 1 else more}"
-
-
 def in_one_line(text: str, most: int) -> str:
     """The text on one line of at most `most` characters; three dots stand for what is cut."""
     line = " ".join(harmless(text[: 8 * most]).split())

@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from services.common.errors import UserError
 from services.common.names import accepted
-from trainer.config.schema import Config, section_of
+from trainer.config.schema import Config, paths_of, section_of
 
 WIDTH = 88
 
@@ -75,6 +75,8 @@ def _words(text: str | None) -> str:
 def _field(model: type[BaseModel], name: str, path: str) -> FieldInfo:
     fields: dict[str, Any] = {field.alias or n: field for n, field in model.model_fields.items()}
     if name not in fields:
-        raise UserError(f"config explain {path}: no key {name}; {accepted(name, list(fields))}")
+        elsewhere = [key for key in paths_of(Config) if key.rpartition(".")[2] == name][:3]
+        hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else accepted(name, list(fields))
+        raise UserError(f"config explain {path}: no key {name}; {hint}")
     found: FieldInfo = fields[name]
     return found

@@ -33,6 +33,7 @@ from trainer.config.algorithm import AlgorithmSettings
 from trainer.config.aliases import meant_by
 from trainer.config.held_out_scores import BestBy
 from trainer.config.learner import LearnerSettings
+from trainer.config.yaml_file import read_yaml
 from trainer.rewards import ACCEPTED, is_kind
 
 
@@ -280,8 +281,8 @@ class Config(Settings):
         wanted = [f"trainer.{key}" for key in ("keep_best", "patience") if getattr(self.trainer, key)]
         if wanted and not (self.trainer.eval_every and self.data.eval):
             raise ValueError(
-                f"{' and '.join(wanted)} need held-out scores during the run: set trainer.eval_every above 0 "
-                "and data.eval"
+                f"{' and '.join(wanted)} {'need' if len(wanted) > 1 else 'needs'} held-out scores during the "
+                "run: set trainer.eval_every above 0 and data.eval"
             )
 
     def _check_turns(self) -> None:
@@ -310,15 +311,7 @@ class Config(Settings):
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Read YAML, apply `a.b=c` overrides (values are YAML), validate. Raises UserError."""
-    yaml = YAML(typ="safe", pure=True)  # YAML 1.2: `off` is a word, 1e-4 a number
-    try:
-        raw = yaml.load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"{path}: cannot be read ({e.strerror if isinstance(e, OSError) else e})") from e
-    except (YAMLError, ValueError, RecursionError) as e:  # ValueError: a date or number that is none
-        raise UserError(f"{path}: not YAML: {' '.join(str(e).split())}") from e
-    if not isinstance(raw, dict):
-        raise UserError(f"{path}: expected sections (run, model, data, ...), got {type(raw).__name__}")
+    raw = read_yaml(Path(path))
     override(raw, overrides)
     return parse_config(raw)
 
@@ -390,6 +383,9 @@ def _one_line(error: ValidationError) -> str:
         return f"{key}: unknown key; {hint}"
     if first["type"] == "missing":
         return f"{key}: required, and not given"
+    if first["type"] == "model_type":
+        form = f"{{{_keys_at(first['loc'])[0]}: ...}}"
+        return f"{key}: expected a section, such as {form} (got {first['input']!r})"
     message = first["msg"].removeprefix("Value error, ")
     given = "" if isinstance(first["input"], dict | BaseModel) else f" (got {first['input']!r})"
     if first["type"] == "literal_error":

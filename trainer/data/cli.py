@@ -12,16 +12,18 @@ from rich.console import Console
 from retriever_service.settings import ServerSettings
 from services.common import hub
 from services.common.arguments import one_out
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.progress import progress_on
 from services.contracts import Question
 from trainer.config.schema import Config, load_config
+from trainer.data import documents
 from trainer.data.columns import Keys
 from trainer.data.convert import convert
 from trainer.data.models import aside, fetch
 from trainer.data.overlap import NEAR, twins
-from trainer.data.questions import NO_KEYS, BadRow, parsed, validate
+from trainer.data.questions import NO_KEYS, BadRow, Report, parsed, validate
 
 if TYPE_CHECKING:
     from retriever_service.index_folder import corpus
@@ -34,13 +36,15 @@ else:  # numba, transformers and httpx take seconds
     passages = LazyModule("trainer.data.passages")
     prompts = LazyModule("trainer.data.prompts")
 
-data_app = typer.Typer(help="Check and convert question files.", no_args_is_help=True)
+data_app = typer.Typer(help="Check and convert questions and documents.", no_args_is_help=True)
 model_app = typer.Typer(
     help="Small models whose weights come in Python packages, and the papers' checkpoints.",
     no_args_is_help=True,
 )
 
+ODDLY = "like UTF-8 that was read as another encoding"
 SHOWN_PROBLEMS = 10
+SHOWN_ALIKE = 3
 QuestionKey = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Column of the question, if it has a name of its own.")
 ]
@@ -91,7 +95,8 @@ def validate_command(
         report = validate(
             path, keys=keys, on_rows=lambda n: tell("read", min(1.0, n / rows), f"{n:,} questions")
         )
-    for lines in (report.problems, report.emptied, report.repeated, report.odd):
+    _list_problems(report)
+    for lines in (report.emptied, report.repeated, report.odd):
         _list(lines)
     width = max(map(len, [*report.sources, "total"]))
     for source, count in sorted(report.sources.items()):
@@ -100,17 +105,20 @@ def validate_command(
     for (question, answers), count in report.read_from.most_common():
         if (question, answers) != ("question", "golden_answers"):
             typer.echo(
-                f"in {count:,} rows the question was read from `{question}` and the answers from `{answers}`"
+                f"in {counted(count, 'row')} the question was read from `{question}` and the answers from "
+                f"`{answers}`"
             )
     if report.emptied:
         typer.echo(
-            f"{len(report.emptied):,} rows have a golden answer of which scoring by em, f1 and subem leaves "
-            "nothing"
+            f"{counted(len(report.emptied), 'row has', 'rows have')} a golden answer of which scoring by em, "
+            "f1 and subem leaves nothing"
         )
     if report.repeated:
-        typer.echo(f"{len(report.repeated):,} questions stand in the file before")
+        typer.echo(
+            f"{counted(len(report.repeated), 'question repeats', 'questions repeat')} one that stands before"
+        )
     if report.odd:
-        typer.echo(f"{len(report.odd):,} rows look like UTF-8 that was read as another encoding")
+        typer.echo(f"{counted(len(report.odd), 'row looks', 'rows look')} {ODDLY}")
     same = _list_twins(path, against) if against is not None else 0
     if report.good and (index or settings):
         _look_up(path, keys, index, topk, limit, settings)
@@ -134,20 +142,21 @@ def _validate_corpus(path: Path) -> None:
         report = passages.validate_corpus(path, lambda n: tell("read", min(1.0, n / rows), f"{n:,} passages"))
     _list(report.problems)
     _list(report.notes)
-    typer.echo(f"{path}: a corpus of {report.passages:,} passages")
+    typer.echo(f"{path}: a corpus of {counted(report.passages, 'passage')}")
     for count, what in (
-        (report.empty, "are empty"),
-        (report.odd, "look like UTF-8 that was read as another encoding"),
-        (report.same_texts, "have the text of another one"),
+        (report.empty, ("passage is empty", "passages are empty")),
+        (report.odd, (f"passage looks {ODDLY}", f"passages look {ODDLY}")),
+        (report.same_texts, ("passage has the text of another one", "passages have the text of another one")),
     ):
         if count:
-            typer.echo(f"{count:,} passages {what}")
+            typer.echo(counted(count, *what))
     if report.malformed:
         bad = f"{report.malformed:,} of {report.malformed + report.passages:,} rows are malformed"
         raise UserError(f"{path}: {bad}; the first: {report.problems[0]}")
     if report.same_ids:
         raise UserError(
-            f"{path}: {report.same_ids:,} passages have the id of another one; expected unique ids"
+            f"{path}: {counted(report.same_ids, 'passage has', 'passages have')} the id of another one; "
+            "expected unique ids"
         )
 
 
@@ -191,23 +200,38 @@ def _look_up(path: Path, keys: Keys, index: str | None, topk: int, limit: int, c
 
 def _list_twins(path: Path, against: Path) -> int:
     """Print the questions that are in both files, or nearly; how many are the same."""
-    found = twins(path, against)
+    unread: list[BadRow] = []
+    found = twins(path, against, unread)
     same = [twin for twin in found if twin.similarity == 1]
     near = [twin for twin in found if twin.similarity < 1]
-    _list([f"same: {twin.question.id}: {twin.question.text}" for twin in same])
+    _list([f"same: {twin.place} and {twin.other_place}: {twin.question.text}" for twin in same])
     _list(
         [
-            f"near ({twin.similarity:.2f}): {twin.question.id}: {twin.question.text} | {twin.other.id}: "
+            f"near ({twin.similarity:.2f}): {twin.place}: {twin.question.text} | {twin.other_place}: "
             f"{twin.other.text}"
             for twin in near
         ]
     )
+    if unread:
+        rows = counted(len(unread), "malformed row", "malformed rows")
+        typer.echo(f"{against}: {rows} of it could not be compared, the first: {unread[0]}")
     agree = sum(twin.answers_agree for twin in near)
     typer.echo(
-        f"against {against}: {len(same):,} questions are the same, {len(near):,} are near "
+        f"against {against}: {counted(len(same), 'question is', 'questions are')} the same, "
+        f"{len(near):,} near "
         f"(at least {NEAR:.0%} of the words; {agree:,} of these with an answer in common)"
     )
     return len(same)
+
+
+def _list_problems(report: Report) -> None:
+    """The malformed rows: some of each reason, so that a column's name says itself a few times only."""
+    for reason, count in report.reasons.most_common(SHOWN_PROBLEMS):
+        alike = [line for line in report.problems if line.endswith(f": {reason}")]
+        for line in alike[:SHOWN_ALIKE]:
+            typer.echo(line)
+        if count > SHOWN_ALIKE:
+            typer.echo(f"... and {count - SHOWN_ALIKE:,} more for this reason")
 
 
 def _list(lines: list[str]) -> None:
@@ -242,8 +266,31 @@ def convert_command(
         keys=Keys(question_key, answer_key),
     )
     typer.echo(
-        f"{len(done.rows):,} questions written to {dst}"
-        + (f", {done.skipped:,} malformed rows left out" if done.skipped else "")
+        f"{counted(len(done.rows), 'question')} written to {dst}"
+        + (f", {counted(done.skipped, 'malformed row')} left out" if done.skipped else "")
+    )
+
+
+@data_app.command("passages")
+def passages_command(
+    src: Annotated[
+        Path,
+        typer.Argument(
+            help="Documents: a file or folder of .txt, .md or .rst; or rows with a text, of any layout in "
+            "docs/data.md."
+        ),
+    ],
+    dst: Annotated[Path, typer.Argument(help="File to write, JSON Lines.")],
+    words: Annotated[int, typer.Option(min=10, help="Most words of a passage.")] = 100,
+) -> None:
+    """Write documents of your own as a corpus of passages. Each passage has whole paragraphs, as far as they
+    fit, with the document's title and heading; rows without an id get one."""
+    made = documents.write_passages(src, dst, words=words)
+    _list([f"{place}: no text" for place in made.empty])
+    lengths = sorted(made.words)
+    typer.echo(
+        f"{counted(made.passages, 'passage')} of {counted(made.documents, 'document')} written to {dst}: "
+        f"{lengths[len(lengths) // 2]} words at the median, {lengths[-1]} at most"
     )
 
 

@@ -138,13 +138,23 @@ def _golden(row: Mapping[str, Any], names: str) -> tuple[str, tuple[str, ...]]:
             golden += _texts(more[1], more[0]) if more is not None else []
         return own, tuple(dict.fromkeys(golden))
     empty = next((name for name in row if plain_name(name) in (*REWARD, *ANSWERS)), None)
+    if empty is not None and isinstance(row[empty], str | None):
+        raise UserError(f"`{empty}` is empty; expected an answer")
     if empty is not None:
         raise UserError(f"expected `{empty}`: a list of at least one text, got none")
     raise UserError(
         "expected `golden_answers` (or answers, answer, possible_answers, ground_truth, "
         "reward_model.ground_truth): "
-        f"a list of texts; it has none, its columns are {names}"
+        f"a list of texts; it has none, its columns are {names}{_name_yours('--answer-key', names)}"
     )
+
+
+def _name_yours(option: str, names: str) -> str:
+    """The end of a message about columns of other names."""
+    known = {*QUESTION, *ANSWERS, *REWARD, *PROMPT}
+    if all(plain_name(name) in known for name in names.split(", ")):
+        return ""
+    return f"; `unspiral data convert {option} COLUMN` reads another one"
 
 
 def _ground_truth(own: str, value: Any) -> tuple[str, Any]:
@@ -260,7 +270,8 @@ def _text(row: Mapping[str, Any], user: str | None, names: str) -> tuple[str, st
     if user is not None:
         return "prompt", user.rpartition("Question:")[2].strip() or user.strip()
     raise UserError(
-        f"expected `question`: a text (or query, problem, prompt, ...); it has none, its columns are {names}"
+        "expected `question`: a text (or query, problem, prompt, ...); it has none, its columns are "
+        f"{names}{_name_yours('--question-key', names)}"
     )
 
 

@@ -14,6 +14,7 @@ import orjson
 
 from retriever_service.client import clean_query
 from retriever_service.search.search_index import SearchIndex
+from services.common.counting import counted
 from services.common.records import field_of
 from services.contracts import Question
 from trainer.rewards import normalize
@@ -145,7 +146,8 @@ def lines(result: Coverage, index: str) -> Iterator[str]:
         f"{total.asked:,} questions" + (f" ({total.found / total.asked:.1%})" if total.asked else "")
     )
     if total.verdicts:
-        yield f"  {total.verdicts:,} questions are answered by yes or no, which no passage shows"
+        many = counted(total.verdicts, "question is", "questions are")
+        yield f"  {many} answered by yes or no, which no passage shows"
     kinds = [*sorted(result.by_source.items()), *sorted(result.by_hops.items())]
     width = max((len(name) for name, _ in kinds), default=0)
     for name, one in kinds:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,13 +32,19 @@ class Twin:
     """1 where both are the same once normalised."""
     answers_agree: bool
     """They have a golden answer in common."""
+    place: str
+    """File and line of the question."""
+    other_place: str
 
 
-def twins(path: str | Path, against: str | Path) -> list[Twin]:
+def twins(path: str | Path, against: str | Path, unread: list[BadRow] | None = None) -> list[Twin]:
     """The good rows of `path` that have an equal or near question in `against`, in their order. Raises
-    UserError where a file cannot be read."""
-    ours = list(_questions(Path(path)))
-    others = list(_questions(Path(against)))
+    UserError where a file cannot be read.
+
+    unread: takes the malformed rows of `against`, with which nothing is compared.
+    """
+    places, ours = _questions(Path(path), [])
+    other_places, others = _questions(Path(against), [] if unread is None else unread)
     words = [[frozenset(normalize(q.text).split()) for q in side] for side in (ours, others)]
     counts = Counter(word for side in words for one in side for word in one)
     exact: dict[str, int] = {}
@@ -49,12 +55,13 @@ def twins(path: str | Path, against: str | Path) -> list[Twin]:
         for word in _rarest(one, counts):
             by_word[word].append(at)
     found = []
-    for question, mine in zip(ours, words[0], strict=True):
+    for place, question, mine in zip(places, ours, words[0], strict=True):
         same = exact.get(normalize(question.text))
         nearest = (1.0, same) if same is not None else _nearest(mine, by_word, words[1], counts)
         if nearest is not None:
             similarity, at = nearest
-            found.append(Twin(question, others[at], similarity, _agree(question, others[at])))
+            agree = _agree(question, others[at])
+            found.append(Twin(question, others[at], similarity, agree, place, other_places[at]))
     return found
 
 
@@ -69,10 +76,17 @@ def repeated(ours: Sequence[Question], others: Sequence[Question]) -> int:
     return sum(any(_agree(one, other) for other in there.get(normalize(one.text), ())) for one in ours)
 
 
-def _questions(path: Path) -> Iterator[Question]:
+def _questions(path: Path, unread: list[BadRow]) -> tuple[list[str], list[Question]]:
+    """Places and questions of the good rows."""
+    places = []
+    questions = []
     for item in parsed(path):
-        if not isinstance(item, BadRow):
-            yield item[1].question
+        if isinstance(item, BadRow):
+            unread.append(item)
+            continue
+        places.append(item[0].place)
+        questions.append(item[1].question)
+    return places, questions
 
 
 def _rarest(words: frozenset[str], counts: Counter[str]) -> list[str]:

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from retriever_service.index_folder.corpus import are_numbered
 from retriever_service.index_folder.passages import row_of
 from retriever_service.index_folder.rows import hash_of
 from services.common.errors import UserError
 from services.common.records import read_records
 from services.common.records.columns import QUESTION, plain_name
-from trainer.data.columns import ANSWERS, REWARD
+from trainer.data.columns import ANSWERS, PROMPT, REWARD
 
 ODD = re.compile("\N{REPLACEMENT CHARACTER}|Ã[\x80-\xbf]|â€|Â[\xa0-\xbf]")
 """What UTF-8 looks like that was read in another encoding and written again."""
@@ -45,9 +46,11 @@ def is_corpus(path: Path) -> bool:
         if first is None or first.fields is None:
             return False
         names = {plain_name(name) for name in first.fields}
-        if not names.isdisjoint(QUESTION) and not names.isdisjoint((*ANSWERS, *REWARD)):
+        asks = not names.isdisjoint((*QUESTION, *PROMPT))
+        answers = not names.isdisjoint((*ANSWERS, *REWARD))
+        if asks and answers:
             return False  # questions that carry a passage of their own
-        return bool(row_of(first.fields))
+        return bool(row_of(first.fields, None if asks or answers else 0))
     except ValueError:
         return False
 
@@ -60,6 +63,7 @@ def validate_corpus(path: Path, on_rows: Callable[[int], None] = lambda rows: No
     report = CorpusReport()
     ids = array("Q")
     texts = array("Q")
+    numbers = are_numbered(path)
     try:
         for number, record in enumerate(read_records(path), 1):
             if number % 1000 == 0:
@@ -67,7 +71,7 @@ def validate_corpus(path: Path, on_rows: Callable[[int], None] = lambda rows: No
             try:
                 if record.fields is None:
                     raise ValueError(record.problem)
-                row = row_of(record.fields)
+                row = row_of(record.fields, number - 1 if numbers else None)
             except ValueError as error:
                 report.malformed += 1
                 if len(report.problems) < SHOWN:

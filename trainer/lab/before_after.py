@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from services.common.counting import counted
 from services.common.files import json_lines
 
 NEXT = (
@@ -49,4 +50,5 @@ def _searches(trajectory: dict[str, Any]) -> int:
 def _told(trajectory: dict[str, Any]) -> Iterator[str]:
     for segment in trajectory["segments"]:
         yield f"    {' '.join(segment['text'].split()) or '(nothing)'}"
-    yield f"    -> {'right' if trajectory['reward'] else 'wrong'}, {_searches(trajectory)} searches"
+    searches = counted(_searches(trajectory), "search", "searches")
+    yield f"    -> {'right' if trajectory['reward'] else 'wrong'}, {searches}"

@@ -18,9 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from services.common.counting import counted
 from services.common.errors import UnspiralError, UserError
 from services.common.files import holder_of, json_lines, lock, move, write_atomically, write_json
 from services.common.processes import signals
+from services.common.progress import progress_on
 from services.likelihood.exports.report import write_report
 from trainer.config.schema import Config, dump_config, parse_config
 from trainer.lab.before_after import NEXT, before_after
@@ -36,7 +38,19 @@ ARM_END_SECONDS = 60.0
 
 
 def prepared(console: Console, folder: Path, seed: int, fresh: bool) -> LabFiles:
-    """World, questions and warm-started model, with a progress bar for the warm start."""
+    """World, questions and warm-started model, with a progress bar for the warm start; in a log with a line
+    from time to time."""
+    if not console.is_terminal:
+        console.print("warm start: teaching the tag format, a minute on two free cores; kept for later demos")
+        with progress_on(console) as tell:
+            return prepare(
+                folder,
+                seed,
+                fresh=fresh,
+                progress=lambda done, total, loss: tell(
+                    "warm start", done / total, f"step {done} of {total}"
+                ),
+            )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bars(*columns, console=console, transient=True) as bars:
         task = bars.add_task("warm start: teaching the tag format", total=None)
@@ -89,7 +103,9 @@ def run_demo(
     try:
         summary = train(config, console=console)
     except signals.Stopped as e:
-        raise signals.Stopped(e.number, "a demo begins anew: unspiral demo") from None
+        report = config.run_dir / "report.html"
+        kept = f"; what it did so far is in {report}" if report.exists() else ""
+        raise signals.Stopped(e.number, f"a demo begins anew: unspiral demo{kept}") from None
     table = Table(
         title="exact match on held-out questions (another world: nothing can be known without searching)",
         title_justify="left",
@@ -104,7 +120,8 @@ def run_demo(
     for text in before_after(config.run_dir):
         console.print(text, soft_wrap=True, markup=False, highlight=False)
     console.print(
-        f"phase {summary['phase']}, {summary['steps']} steps, {time.monotonic() - began:.0f} s in all"
+        f"phase {summary['phase']}, {counted(summary['steps'], 'step')}, "
+        f"{time.monotonic() - began:.0f} s in all"
     )
     console.print("next:")
     for text in NEXT:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import httpx
 import ray
 
+from services.common.counting import counted
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import write_json
 from services.common.redaction import address_without_secrets
@@ -182,7 +183,7 @@ class RunControl:
         self._background(pool.scale(n))
         await asyncio.sleep(0)  # it takes the number now, and waits for leavers later
         driver.system.folder.event("control_scale", asked=n, target=pool.target, before=before)
-        text = f"{pool.target} workers wanted" + (
+        text = f"{counted(pool.target, 'worker')} wanted" + (
             " (all that the cluster has room for)" if n == "all" else ""
         )
         return Done(text=f"{text}, before {before}", target=pool.target)
@@ -203,7 +204,7 @@ class RunControl:
             raise UserError(f"{worker} is the last worker, and {PAUSE_INSTEAD}")
         self._background(pool.drain(worker))
         driver.system.folder.event("control_drain", worker=worker, target=pool.target)
-        return Done(text=f"{worker} drains; {pool.target} workers wanted", target=pool.target)
+        return Done(text=f"{worker} drains; {counted(pool.target, 'worker')} wanted", target=pool.target)
 
     async def _pause(self) -> Done:
         driver = self._running()

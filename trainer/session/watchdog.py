@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from services.common.counting import counted
 from services.common.errors import UnspiralError
 from services.common.files import write_atomically
 from services.common.processes.stacks import task_stacks, thread_stacks
@@ -122,8 +123,8 @@ class Watchdog:
         """What each part waits for."""
         d = self.driver
         lines = [
-            f"no progress for {quiet:.0f} s: {d.progress.doing}, {d.system.pool.trajectories} trajectories "
-            "finished so far"
+            f"no progress for {quiet:.0f} s: {d.progress.doing}, "
+            f"{counted(d.system.pool.trajectories, 'trajectory', 'trajectories')} finished so far"
         ]
         for w in d.system.pool.workers():
             lines.append(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from trainer.suite.compare import compare, load
@@ -78,7 +79,9 @@ def _written_as(suffix: str, results: list[dict[str, Any]]) -> str:
 
 def report(found: dict[str, Any], flips: int) -> list[str]:
     """The lines of one comparison."""
-    lines = [f"{found['second']} minus {found['first']}, {found['metric']}, {found['n']:,} questions"]
+    lines = [
+        f"{found['second']} minus {found['first']}, {found['metric']}, {counted(found['n'], 'question')}"
+    ]
     lines += [f"warning: {warning}" for warning in found["warnings"]]
     heads = f"{'':10} {'n':>7} {'first':>7} {'second':>7} {'difference, interval':>24}"
     lines.append(f"{heads} {'better':>7} {'worse':>6} {'p':>7}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.names import accepted
 from trainer.suite.folder import read_json
@@ -179,7 +180,8 @@ def _warnings(first: Evaluation, second: Evaluation, both: int) -> list[str]:
         warnings.append(f"the retriever of neither told its {', '.join(unknown)}, which may differ")
     for label, one in ((first.label, first), (second.label, second)):
         if len(one.greedy) > both:
-            warnings.append(f"{len(one.greedy) - both:,} questions are left out, which only {label} has")
+            left = counted(len(one.greedy) - both, "question is", "questions are")
+            warnings.append(f"{left} left out, which only {label} has")
     changed = [
         key
         for key, row in first.greedy.items()
@@ -187,7 +189,8 @@ def _warnings(first: Evaluation, second: Evaluation, both: int) -> list[str]:
     ]
     if changed:
         warnings.append(
-            f"{len(changed):,} questions have other words or golden answers, and are left out: {changed[0]}"
+            f"{counted(len(changed), 'question has', 'questions have')} other words or golden answers: "
+            f"left out, the first is {changed[0]}"
         )
     return warnings
 

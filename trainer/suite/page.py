@@ -33,6 +33,8 @@ thead th { border-bottom-width: 2px; }
 .mean { font-weight: 600; }
 tr.ours { background: var(--ours); }
 tr.part th { text-align: left; padding-top: 1rem; }
+tr.part span { position: sticky; left: .6rem; display: inline-block; max-width: calc(100vw - 3.5rem);
+  white-space: normal; }
 small { display: block; color: var(--soft); font-weight: normal; }
 """
 
@@ -64,7 +66,7 @@ def page(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _part(text: str) -> str:
-    return f'<tr class="part"><th colspan="{len(COLUMNS) + 1}">{html.escape(text)}</th></tr>'
+    return f'<tr class="part"><th colspan="{len(COLUMNS) + 1}"><span>{html.escape(text)}</span></th></tr>'
 
 
 def _ours(result: dict[str, Any]) -> str:

@@ -46,9 +46,9 @@ _NO_JSON = object()
 _ARROW_STREAM = b"\xff\xff\xff\xff"
 _OF_A_ROW = {*QUESTION, *CONTENTS, "prompt", "messages", "conversations", "id", "_id"}
 """Columns that only a row has; the turns of a conversation are a list of objects, and no rows."""
-_BESIDE = {
-    ".md",
-    ".txt",
+DOCUMENTS = {".md", ".markdown", ".rst", ".text", ".txt"}
+"""Endings of documents, which hold no rows."""
+_BESIDE = DOCUMENTS | {
     ".py",
     ".sh",
     ".yaml",
@@ -98,7 +98,9 @@ def data_files(path: Path) -> list[Path]:
         raise ValueError(f"{path}: no such file or folder")
     found = [p for p in sorted(path.rglob("*")) if p.is_file() and _holds_data(p.relative_to(path))]
     if not found:
-        raise ValueError(f"{path}: a folder without data files")
+        documents = any(p.suffix.lower() in DOCUMENTS for p in path.rglob("*"))
+        advice = "; `unspiral data passages` makes a corpus of its documents" if documents else ""
+        raise ValueError(f"{path}: a folder without data files{advice}")
     return found
 
 
@@ -148,6 +150,8 @@ def layout_of(path: Path) -> Layout:
     if head.startswith(b"PK\x03\x04"):
         raise ValueError(f"{path}: a zip archive; unpack it and give the folder")
     encoding = encoding_of(head)
+    if encoding == "utf-8" and _is_binary(head[:4096]):
+        raise ValueError(f"{path}: binary, and neither Parquet (it begins with PAR1) nor Arrow")
     text = head.decode(encoding, "replace").lstrip("\ufeff").lstrip()
     if not text:
         return Layout("empty", packing, encoding)
@@ -170,6 +174,11 @@ def encoding_of(head: bytes) -> str:
         if head.startswith(mark):
             return encoding
     return _ZEROS.get(tuple(byte == 0 for byte in head[:4]), "utf-8")
+
+
+def _is_binary(head: bytes) -> bool:
+    """Whether one byte of twenty is a control character that no text has."""
+    return 20 * sum(byte < 9 or 13 < byte < 32 for byte in head) > len(head)
 
 
 def _is_one_list(text: str) -> bool:

@@ -28,6 +28,9 @@ Wanted = Callable[[str], bool]
 """Whether a column of a Parquet file is read."""
 
 
+_AS_UTF8 = "if it is Excel's, `iconv -f CP1252 -t UTF-8 {file}` writes it anew"
+
+
 @dataclass(slots=True)
 class Record:
     """One record as its file has it: where it stands, and its fields, or what is wrong with it."""
@@ -102,10 +105,10 @@ def _json_lines(file: Path, lines: Iterable[bytes]) -> Iterator[Record]:
             fields = json.loads(text)
             if _HALF_PAIR.search(text):
                 json.dumps(fields, ensure_ascii=False).encode()
-        except (
-            ValueError,
-            RecursionError,
-        ) as error:  # JSONDecodeError, UnicodeDecodeError, UnicodeEncodeError
+        except json.JSONDecodeError as error:  # its own line number is that within the record
+            problem = f"expected a JSON object: {error.msg} at character {error.pos + 1}"
+            yield Record(file, "line", number, None, problem)
+        except (ValueError, RecursionError) as error:  # UnicodeDecodeError, UnicodeEncodeError
             yield Record(file, "line", number, None, f"expected a JSON object: {error}")
         else:
             yield _object(file, "line", number, fields)
@@ -240,7 +243,7 @@ def _table(file: Path, text: TextIO, delimiter: str) -> Iterator[Record]:
         try:
             "".join(row).encode()
         except UnicodeEncodeError:
-            yield Record(file, "line", number, None, "not UTF-8 text; save the file as UTF-8")
+            yield Record(file, "line", number, None, f"not UTF-8 text; {_AS_UTF8.format(file=file.name)}")
             continue
         yield Record(file, "line", number, dict(zip(names, row, strict=True)))
 

@@ -163,7 +163,7 @@
     healthy: "likelihood of right answers steady or rising",
     stagnation: "it slips while reward still holds or rises",
     decay: "earlier right answers lose likelihood",
-    acceleration: "they lose it ever faster",
+    acceleration: "they have lost much of it, or further signs agree",
     collapsed: "reward under half of its best, or no finite gradient",
     recovering: "the fall has stopped",
   };

@@ -28,13 +28,20 @@ class Member:
     gpus: float = 0.0
     """GPUs reserved for it."""
     jobs: dict[str, asyncio.Task] = field(default_factory=dict)
-    """Running trajectories by uid."""
+    """Calls of the worker that run, by the uid of their (first) trajectory."""
+    batch: int = 0
+    """Trajectories of the one call that a deterministic run makes; 0 where each has a call of its own."""
     outstanding_tokens: float = 0.0
     timeouts: int = 0
     """Trajectories that ran past their deadline since one was finished."""
     trajectories: int = 0
     """Trajectories that it has finished."""
     lost: WorkerLostError | None = None
+
+    @property
+    def running(self) -> int:
+        """Trajectories that it samples now."""
+        return self.batch or len(self.jobs)
 
     def become(self, state: WorkerState) -> None:
         """Raises RuntimeError where the table of `services.worker_state` has no such transition."""

@@ -411,6 +411,7 @@ class RolloutPool:
             asked = time.monotonic()
             call = asyncio.create_task(member.worker.rollout_batch(share, timeout_seconds=limit))
             member.jobs[share[0].uid] = call
+            member.batch = len(share)
             try:
                 done = await call
             except asyncio.CancelledError:
@@ -429,6 +430,7 @@ class RolloutPool:
                 return done
             finally:
                 member.jobs.pop(share[0].uid, None)
+                member.batch = 0
             self._note_retry(member, share, attempt, error)
             if attempt >= ATTEMPTS:
                 raise error

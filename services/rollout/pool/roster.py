@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from services.common.counting import counted
 from services.contracts import WorkerInfo
 from services.rollout.errors import NoWorkersError, WorkerLostError
 from services.rollout.pool import placement
@@ -166,8 +167,8 @@ class Roster:
             why = self.problem or (f"the last one ended by {ends}" if ends else "")
             return f"no rollout worker serves: {coming}" + (f" ({why})" if why else "")
         searching = [f"{m.id}: {m.info.waits_for}" for m in serving if m.info.waits_for]
-        running = f"{sum(len(m.jobs) for m in serving)} trajectories on {len(serving)} rollout workers"
-        return "; ".join([running, *searching])
+        running = counted(sum(m.running for m in serving), "trajectory", "trajectories")
+        return "; ".join([f"{running} on {counted(len(serving), 'rollout worker')}", *searching])
 
     # -- what happens to workers
 

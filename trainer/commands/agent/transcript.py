@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.text import Text
 
 from services.agent.answers import answer_pair, title_and_text
+from services.common.counting import counted
 from services.contracts import Trajectory
 from services.rollout.worker.watching import Event, Observed, Restarted, Retrieved, Searching, Writing
-from trainer.commands.terminal import counted, harmless, in_one_line
+from trainer.commands.terminal import harmless, in_one_line
 
 STYLES = {"think": "dim", "search": "cyan", "answer": "bold green"}
 _TAG = re.compile(r"<(/?)(think|search|answer)>")

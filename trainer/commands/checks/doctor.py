@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,8 +16,10 @@ import psutil
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.padding import Padding
+from rich.text import Text
 
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.extras import how_to_install
 from trainer.commands.checks import doctor_roles as roles
@@ -25,8 +28,13 @@ from trainer.commands.checks.findings import GIB, Finding, ask, judged
 from trainer.commands.checks.leftovers import find_leftovers
 from trainer.commands.version import version
 from trainer.config.schema import Config, load_config
+from trainer.data.questions import BadRow, parsed
 from trainer.lab.demo import lab_name
 
+LOOKED_AT = 1000
+"""Rows of a question file that are read."""
+NAMES = 24
+"""Columns for the name of a finding; a longer one pushes its line."""
 Check = Callable[[], Iterator[Finding]]
 
 PORTS = {8000: "retriever", 8100: "likelihood", 8200: "control plane", 8265: "Ray's dashboard"}
@@ -41,8 +49,8 @@ EXTRA_OF = {"training": "cpu", "dense retrieval": "dense", "Redis store": "redis
 
 
 def check_python() -> Iterator[Finding]:
-    good = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    yield judged("Python", good, sys.version.split()[0], "use Python 3.11 or 3.12")
+    good = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    yield judged("Python", good, sys.version.split()[0], "use Python 3.11, 3.12 or 3.13")
 
 
 def check_packages(rooms: tuple[str, ...] = tuple(PACKAGES)) -> Iterator[Finding]:
@@ -106,8 +114,8 @@ def check_ray() -> Iterator[Finding]:
     token = Path.home() / ".ray" / "auth_token"
     unset = "RAY_AUTH_MODE not set" + (f"; {token} exists" if token.exists() else "")
     advice = (
-        "set RAY_AUTH_MODE (token or disabled) on the head and for `ray job submit`, "
-        "or a submit may answer 401"
+        "for a Ray cluster of your own alone: set RAY_AUTH_MODE (token or disabled) on the head and for "
+        "`ray job submit`, or a submit may answer 401; a run here needs nothing"
     )
     yield judged("Ray authentication", bool(mode), f"RAY_AUTH_MODE={mode}" if mode else unset, advice, "note")
     shm = Path("/dev/shm")
@@ -225,6 +233,27 @@ def check_address(key: str, url: str) -> Iterator[Finding]:
         yield Finding(key, "bad", url, f"does not answer from here: {getattr(e, 'reason', e)}")
 
 
+def _questions_of(key: str, value: str, skip_bad: bool) -> Finding:
+    """Whether the first rows of a question file are questions."""
+    rows = list(islice(parsed(Path(value)), LOOKED_AT))
+    bad = [row for row in rows if isinstance(row, BadRow)]
+    seen = f"{value}: {counted(len(rows) - len(bad), 'question')} in {counted(len(rows), 'row')}"
+    if len(rows) == LOOKED_AT:
+        seen += " at its start"
+    if not bad and rows:
+        return Finding(key, "good", seen)
+    why = f"{bad[0]}; unspiral data validate {value} lists all" if bad else "it is empty"
+    return Finding(key, "note" if skip_bad and len(bad) < len(rows) else "bad", seen, why)
+
+
+def _has_gpu() -> bool:
+    if version("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def check_config(path: Path, config: Config) -> Iterator[Finding]:
     """The files and services that a configuration names."""
     yield Finding("configuration", "good", str(path))
@@ -243,6 +272,11 @@ def check_config(path: Path, config: Config) -> Iterator[Finding]:
                 yield Finding(key, "bad", value, str(e))
         elif value and "/" in value and not Path(value).exists():
             yield Finding(key, "bad", value, "no such file or folder")
+        elif value and key.startswith("data.") and Path(value).exists():
+            yield _questions_of(key, value, config.data.skip_bad)
+    if config.rollout.share_gpus and not _has_gpu():
+        advice = "unspiral init --gpus 0 writes a configuration for a CPU"
+        yield Finding("rollout.share_gpus", "note", "true, and this machine has no GPU", advice)
     for key, url in {"retriever.url": config.retriever.url, "store.url": config.store.url}.items():
         if url and url.startswith(("http://", "https://")):
             yield from check_address(key, url)
@@ -268,18 +302,40 @@ def run_doctor(
         findings += check_leftovers(sorted(folders), clean)
     if path and config:
         findings += check_config(path, config)
-    (console or Console()).print(table_of(findings))
+    show(findings, console or Console())
+    if role == "workstation":
+        (console or Console()).print(verdict(findings), soft_wrap=True, markup=False, highlight=False)
     return 3 if any(finding.level == "bad" for finding in findings) else 0
 
 
-def table_of(findings: list[Finding]) -> Table:
-    marks = {"good": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]BAD[/red]"}
-    table = Table(box=None, pad_edge=False)
-    for column in ("", "what", "seen", "what to do"):
-        table.add_column(column, overflow="fold")
+def show(findings: list[Finding], console: Console) -> None:
+    """A line per finding, what to do below it: words and commands are never broken within."""
+    marks = {"good": "[green]ok[/green]  ", "note": "[yellow]note[/yellow]", "bad": "[red]BAD[/red] "}
+    width = min(NAMES, max(len(finding.what) for finding in findings))
     for finding in findings:
-        table.add_row(marks[finding.level], *map(escape, (finding.what, finding.seen, finding.advice)))
-    return table
+        seen = Text(finding.seen)
+        head = Text.from_markup(f"{marks[finding.level]}  {escape(finding.what):{width}}  ")
+        room = max(20, console.width - head.cell_len)
+        for n, line in enumerate(seen.wrap(console, room) or [Text()]):
+            console.print(
+                head if n == 0 else " " * (width + 8), line, sep="", soft_wrap=True, highlight=False
+            )
+        if finding.advice:
+            console.print(Padding(Text(f"-> {finding.advice}"), (0, 0, 0, 6), expand=False), highlight=False)
+
+
+def verdict(findings: list[Finding]) -> str:
+    """The last line: what can be done here now."""
+    if bad := [finding.what for finding in findings if finding.level == "bad"]:
+        return f"not ready: see {', '.join(bad)} above"
+    by_name = {finding.what: finding for finding in findings}
+    trains = by_name.get("training")
+    if trains is None or trains.level != "good":
+        return "ready for the services and for data; not for training, whose packages are not installed"
+    gpu = by_name.get("GPU")
+    if gpu is not None and gpu.level == "good":
+        return f"ready to train on {gpu.seen}; `unspiral demo` shows the whole system"
+    return "ready for `unspiral demo` and for small models on this CPU"
 
 
 def doctor(

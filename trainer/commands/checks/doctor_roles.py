@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from services.common.counting import counted
 from services.common.errors import UnspiralError
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.loading.extras import EXTRAS, how_to_install
@@ -111,7 +112,7 @@ def check_store() -> Iterator[Finding]:
         advice = f"{e.name} is not installed: build the image with EXTRAS={EXTRAS['redis']}"
         yield Finding("store", "bad", shown, advice)
     else:
-        yield Finding("store", "good", f"{shown}: {runs} runs")
+        yield Finding("store", "good", f"{shown}: {counted(runs, 'run')}")
 
 
 def check_ray_package() -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import os
 import socket
 import urllib.error
@@ -88,10 +89,16 @@ def kind_of(command: list[str], name: str) -> str | None:
     for n, word in enumerate(words[:4]):
         module = words[n + 1] if word == "-m" and len(words) > n + 1 else ""
         if module in ("trainer", "retriever_service"):
-            return " ".join([*("unspiral" if module == "trainer" else module,), *words[n + 2 : n + 4]])
+            program = "unspiral" if module == "trainer" else module
+            return " ".join([program, *_command(words[n + 2 : n + 4])])
         if word.rpartition("/")[2] == "unspiral":
-            return " ".join(["unspiral", *words[n + 1 : n + 3]])
+            return " ".join(["unspiral", *_command(words[n + 1 : n + 3])])
     return None
+
+
+def _command(words: list[str]) -> list[str]:
+    """The words before the first option."""
+    return list(itertools.takewhile(lambda word: not word.startswith("-"), words))
 
 
 def gcs_refuses(address: str, token: str | None = None) -> bool | None:
@@ -141,7 +148,7 @@ def _ray_rows(ray: list[Listener]) -> Iterator[Finding]:
             if refuses is False
             else ""
         )
-        seen = f"reached from {server.reach}; {answer}"
+        seen = f"process {server.pid}, reached from {server.reach}; {answer}"
         yield Finding(f"Ray at port {server.port}", level, seen, advice)
     wide = sorted({(each.what, each.port) for each in ray if each.reach != "this machine"})
     seen = f"{len(ray)} ports, {len(wide)} of them beyond this machine"

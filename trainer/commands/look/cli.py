@@ -1,4 +1,4 @@
-"""The commands that look into a recorded run: `trajectories` and `trace`."""
+"""The commands that look into recorded runs: `runs`, `trajectories` and `trace`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from services.common.counting import counted
 from services.common.loading.lazy import LazyModule
-from trainer.commands.terminal import counted
 
 if TYPE_CHECKING:
+    from trainer.commands.look import listing, trajectories
     from trainer.commands.look import trace as tracing
-    from trainer.commands.look import trajectories
 else:  # pydantic and the stores take time, which a page of help need not wait for
+    listing = LazyModule("trainer.commands.look.listing")
     tracing = LazyModule("trainer.commands.look.trace")
     trajectories = LazyModule("trainer.commands.look.trajectories")
 
@@ -28,6 +29,18 @@ Which = Annotated[
 ]
 Limit = Annotated[int, typer.Option(min=1, help="Most that are shown.")]
 AsJson = Annotated[bool, typer.Option("--json", help="The lines as they are stored.")]
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Folder of runs, as run.dir names it, or one run.")] = Path(
+        "runs"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
+) -> None:
+    """List the runs of a folder, the newest first: state, step, reward, held-out score and phase."""
+    found = listing.runs_in(folder)
+    typer.echo(listing.as_json(found) if as_json else "\n".join(listing.table(found)))
+
 
 trajectories_app = typer.Typer(no_args_is_help=True, help="Look at the trajectories of a run.")
 

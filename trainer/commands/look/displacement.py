@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.lazy import LazyModule
@@ -83,7 +84,8 @@ def displacement(
 def in_words(summary: dict[str, Any]) -> str:
     """What the summary says, a line for right and one for wrong answers."""
     lines = [
-        f"{summary['prompts']} prompts, {summary['responses']} answers; {summary['moved']} of them are of "
+        f"{counted(summary['prompts'], 'prompt')}, {counted(summary['responses'], 'answer')}; "
+        f"{summary['moved']} of them are of "
         "groups with both right and wrong ones, or other rewards that differ"
     ]
     for name in ("right", "wrong"):

@@ -88,7 +88,9 @@ class Run:
     def __init__(self, given: str) -> None:
         self.folder = run_folder(given)
         if not (self.folder / "trajectories").is_dir():
-            raise UserError(f"{given}: no trajectories there; expected a run's folder, or latest")
+            raise UserError(
+                f"{given}: no trajectories in {self.folder}; a run writes them with its first step"
+            )
         self._config = _yaml(self.folder / "config.yaml")
 
     @property

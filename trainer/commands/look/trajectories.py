@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import sys
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -105,6 +106,8 @@ def run_find(
         deque(chosen, maxlen=0)  # counts the rest
     if not as_json:
         _say_more(out, matches.count, limit)
+    if not as_json and not matches.count:
+        print(f"{run.folder}: no trajectory fits", file=sys.stderr)
 
 
 @dataclass(frozen=True)

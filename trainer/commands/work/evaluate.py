@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import written_aside
 from services.common.processes import signals
@@ -62,7 +63,7 @@ def run_eval(
 
     async def score(model: Path, scratch: Path | None = None) -> dict[str, Any]:
         async with served(config, model, scratch, say) as serving:
-            say(f"scoring {len(serving.eval_questions)} questions")
+            say(f"scoring {counted(len(serving.eval_questions), 'question')}")
             scores, done = await evaluate(
                 serving.pool,
                 serving.eval_questions,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from services.common.counting import counted
+
 _MODES = {"": "greedily", "_sampled": "sampled"}
 
 
@@ -12,7 +14,8 @@ def run_in_words(summary: Mapping[str, Any]) -> str:
     """The summary of a run: steps, time, phase, and the held-out scores that it has."""
     minutes, seconds = divmod(round(summary.get("seconds") or 0), 60)
     lines = [
-        f"{summary.get('steps', 0)} steps in {minutes}:{seconds:02}, phase {summary.get('phase', 'unknown')}"
+        f"{counted(summary.get('steps', 0), 'step')} in {minutes}:{seconds:02}, "
+        f"phase {summary.get('phase', 'unknown')}"
     ]
     for suffix, how in _MODES.items():
         before = summary.get(f"em_before{suffix}")
@@ -27,7 +30,7 @@ def scores_in_words(scores: Mapping[str, Any]) -> str:
     rows = {**scores["sources"], "overall": scores["overall"]}
     width = max(map(len, rows))
     return "\n".join(
-        f"{name:{width}}  EM {row['em']:.3f}  F1 {row['f1']:.3f}  ({row['n']:,} questions)"
+        f"{name:{width}}  EM {row['em']:.3f}  F1 {row['f1']:.3f}  ({counted(row['n'], 'question')})"
         for name, row in rows.items()
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.contracts import Action, ActionKind, Observation, Question, Trajectory
 from services.rollout.worker.loop import prompt_of
@@ -55,7 +56,8 @@ def right_trajectories(
                 found.append(one)
             seen.add(words)
     reasons = "; ".join(f"{count:,} {reason}" for reason, count in left_out.items())
-    say(f"{run.folder}: {len(found):,} of {sampled:,} trajectories are right ({reasons or 'all'})")
+    of = counted(sampled, "trajectory is", "trajectories are")
+    say(f"{run.folder}: {len(found):,} of {of} right ({reasons or 'all'})")
     if not found:
         raise UserError(f"--trajectories {given}: no right trajectory of data.train is there")
     return found

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from services.common.arguments import one_out
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.lazy import LazyModule
@@ -202,7 +203,8 @@ def evaluate(
         write_atomically(out, text + "\n")
         overall = scores["overall"]
         typer.echo(
-            f"EM {overall['em']:.3f}  F1 {overall['f1']:.3f}  ({overall['n']} questions), written to {out}"
+            f"EM {overall['em']:.3f}  F1 {overall['f1']:.3f}  ({counted(overall['n'], 'question')}), "
+            f"written to {out}"
         )
     else:
         typer.echo(scores_in_words(scores) if for_people(as_json) else text)

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from retriever_service.client import Hit, RetrieverClient
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.processes import signals
 from services.contracts import (
@@ -254,7 +255,7 @@ def run_warm_start(
             raise UserError(
                 f"data.train: the retriever finds no golden answer of any of {len(chosen)} questions"
             )
-        say(f"{len(found)} demonstrations of {len(chosen)} questions")
+        say(f"{counted(len(found), 'demonstration')} of {counted(len(chosen), 'question')}")
         return found
 
     async def run() -> dict[str, float]:

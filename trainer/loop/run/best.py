@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.counting import counted
 from trainer.config.schema import TrainerSettings
 from trainer.learner.checkpoint import mark_best, prune, put_back, step_folder
 from trainer.loop.run.sources import compared
@@ -69,7 +70,7 @@ class Best:
         if not settings.patience or self.since < settings.patience:
             return None
         return (
-            f"no better held-out {settings.best_by} in {self.since} evaluations (trainer.patience="
+            f"no better held-out {settings.best_by} in {counted(self.since, 'evaluation')} (trainer.patience="
             f"{settings.patience}): the best is {self.score:.3f}, at step {self.step}"
         )
 

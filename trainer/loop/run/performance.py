@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from services.common.counting import counted
 from services.common.files import json_lines
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def of_run(metrics_file: Path, ranks: Sequence[RankInfo] = ()) -> dict[str, Any]
 def rendered(numbers: dict[str, Any]) -> Table:
     """What the terminal shows at the end of a run."""
     out = Table(
-        title=f"where the time went ({numbers['steps']} steps)",
+        title=f"where the time went ({counted(numbers['steps'], 'step')})",
         title_justify="left",
         box=None,
         show_header=False,

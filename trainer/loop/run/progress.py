@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from services.common.counting import counted
 from services.contracts import Trajectory
 from services.likelihood.monitor.alarms import Alarm, worst
 from trainer.loop.run import performance
@@ -169,7 +170,7 @@ class Progress:
         overall = scores["overall"]
         self.say(
             f"evaluation {tag}, {mode}: EM {overall['em']:.3f}  F1 {overall['f1']:.3f}  "
-            f"({overall['n']} questions)"
+            f"({counted(overall['n'], 'question')})"
         )
 
     def performance(self, summary: dict[str, Any]) -> None:
@@ -189,7 +190,9 @@ class Progress:
     def _render(self) -> Table:
         done = self._rows[-1]["step"] if self._rows else 0
         left = f", {self._left(done)} left" if self._rows else ""
-        caption = f"{self._stage}" + (f", {self._done} trajectories" if self._done else "")
+        caption = f"{self._stage}" + (
+            f", {counted(self._done, 'trajectory', 'trajectories')}" if self._done else ""
+        )
         table = Table(
             title=f"step {done} of {self.total}{left}",
             caption=caption,

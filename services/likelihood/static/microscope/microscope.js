@@ -82,7 +82,7 @@
       this.form.elements.order.querySelector("[value=alarm]").hidden = !this.filters.rule;
       const { trajectories, matching, more_groups: more } = this.heads;
       if (!trajectories) this.note.textContent = `No trajectories of step ${this.step} are kept token by token.`;
-      else this.note.textContent = `${matching === trajectories ? trajectories : `${matching} of ${trajectories}`} trajectories, ${this.heads.groups.length} groups${more ? `, and ${more} more groups` : ""}. A square is a trajectory, right (✓) or wrong (✗), dashed where it was invalid or cut off; its colour is what the update did to it: orange lost likelihood, blue gained it. Keys: j and k for the next and the previous group, arrows from token to token, m for the one that lost most.`;
+      else this.note.textContent = `${matching === trajectories ? trajectories : `${matching} of ${trajectories}`} ${trajectories === 1 ? "trajectory" : "trajectories"}, ${this.heads.groups.length} group${this.heads.groups.length === 1 ? "" : "s"}${more ? `, and ${more} more groups` : ""}. A square is a trajectory, right (✓) or wrong (✗), dashed where it was invalid or cut off; its colour is what the update did to it: orange lost likelihood, blue gained it. Keys: j and k for the next and the previous group, arrows from token to token, m for the one that lost most.`;
     }
 
     drawGrid() {

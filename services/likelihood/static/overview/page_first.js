@@ -25,6 +25,21 @@
     return now > then ? { word: `rising ${since}`, sign: "↑" } : { word: `falling ${since}`, sign: "↓" };
   };
 
+  // The best 10 points before the last ones, where these lie below them by more than three standard errors (one of many is best by
+  // chance, too); otherwise null.
+  U.fallFromBest = (points) => {
+    const last = points.slice(-SPAN);
+    let top = null;
+    for (let i = SPAN; i <= points.length - SPAN; i++) {
+      const these = points.slice(i - SPAN, i);
+      if (!top || mean(these) > mean(top)) top = these;
+    }
+    if (!top) return null;
+    const [peak, now] = [mean(top), mean(last)];
+    const error = Math.sqrt((variance(top, peak) + variance(last, now)) / SPAN);
+    return peak - now > 3 * error ? { value: peak, first: top[0].step, last: top[SPAN - 1].step } : null;
+  };
+
   function learning(run) {
     const all = run.headline || run.series;
     const rewards = known(all, "reward/mean");
@@ -33,7 +48,9 @@
       const { word, sign } = U.direction(rewards);
       const few = rewards.slice(-SPAN);
       lines.push(node("p", { class: "big" }, node("span", { class: "sign", "aria-hidden": "true" }, sign), ` ${number(mean(few))} `, node("span", { class: "muted" }, `reward, mean of ${few.length === 1 ? "1 point" : `the last ${few.length} points`}: `), node("strong", { class: "direction" }, word)));
-      lines.push(node("p", { class: "muted" }, `Last step ${number(rewards[rewards.length - 1].value)}, best mean ${number(best(rewards))}.`));
+      const fall = U.fallFromBest(rewards);
+      if (fall) lines.push(node("p", {}, node("strong", {}, "Fallen from its best"), `, a mean of ${number(fall.value)} at steps ${fall.first} to ${fall.last}.`));
+      lines.push(node("p", { class: "muted" }, `Last step ${number(rewards[rewards.length - 1].value)}${fall ? "" : `, best mean ${number(best(rewards))}`}.`));
     } else lines.push(node("p", { class: "big" }, "unknown", node("span", { class: "muted" }, ": no reward/mean was posted")));
     for (const [key, label] of SCORES) {
       const scores = known(all, key);

@@ -10,6 +10,7 @@
   };
 
   U.manage = (run) => {
+    const label = `Change ${run.run}`;
     const field = (label, input, note) => node("label", { class: "field" }, node("span", {}, label), input, note ? node("span", { class: "muted" }, note) : null);
     const title = node("input", { type: "text", maxlength: "200", value: run.title || "", placeholder: run.run });
     const tags = node("input", { type: "text", value: (run.tags || []).join(", "), placeholder: "seed 1, baseline" });
@@ -46,7 +47,13 @@
       node("div", { class: "row" }, node("button", { type: "submit" }, "Save"), node("button", { type: "button", onclick: () => box.close() }, "Cancel")),
       node("details", {}, node("summary", {}, "Delete this run"), node("p", {}, "Steps, curves, trajectories, alarms and events go. Type its name: ", node("code", {}, run.run)), node("div", { class: "row" }, repeated, remove)),
     );
-    const box = node("dialog", { onclose: () => box.remove(), "aria-label": `Change ${run.run}` }, form);
+    // The button that opened it may have been drawn anew, and then the browser gives the focus to nothing.
+    const leave = () => {
+      box.remove();
+      if (document.activeElement === document.body) opener()?.focus();
+    };
+    const opener = () => [...document.querySelectorAll("#runs button.edit")].find((b) => b.getAttribute("aria-label") === label);
+    const box = node("dialog", { onclose: leave, "aria-label": label }, form);
     document.body.append(box);
     box.showModal();
   };

@@ -24,8 +24,7 @@
   function row(info, run) {
     const latest = (name) => run?.metrics[name] ?? run?.series.series[name]?.mean.findLast((v) => v !== null);
     const standing = (run?.alarms || []).filter((a) => a.cleared === null);
-    const box = node("input", { type: "checkbox", "aria-label": info.title ? `${info.title} (${info.run})` : info.run, onchange: () => U.app.toggle(info.run) });
-    box.checked = Boolean(run);
+    const box = node("input", { type: "checkbox", "aria-label": info.title ? `${info.title} (${info.run})` : info.run, "data-keep": `show ${info.run}`, onchange: () => U.app.toggle(info.run) });
     const swatch = node("span", { class: "swatch", style: `background:${run ? run.colour : "transparent"};border:1px solid var(--line)` });
     const names = node("span", { class: "names" }, U.titleOf(info), info.title ? node("span", { class: "muted" }, ` ${info.run}`) : null, info.hidden ? node("span", { class: "muted" }, " (hidden)") : null);
     const tags = (info.tags || []).map((tag) => node("span", { class: "tag" }, tag));
@@ -44,6 +43,27 @@
     );
   }
 
+  // A row that is there already stays in its place with all that has not changed: a key or a button that is pressed while a step
+  // comes belongs to the same element when it is let go.
+  let rows = new Map();
+  const body = node("tbody");
+  const columns = HEAD.map((h, i) => node("th", { scope: "col", class: i > 1 ? "n" : null }, h));
+  const wide = node("div", { class: "wide" }, node("table", {}, node("thead", {}, node("tr", {}, ...columns)), body));
+  const bar = node("div", { class: "run-bar filters" });
+  const search = node("label", { class: "search" }, "Search ", find);
+
+  function placed(info, run) {
+    const made = row(info, run);
+    const there = rows.get(info.run) || made;
+    if (there !== made) {
+      there.className = made.className;
+      const [head, ...values] = made.children;
+      U.redraw(there, there.firstChild.isEqualNode(head) ? there.firstChild : head, ...values);
+    }
+    there.querySelector("input").checked = Boolean(run);
+    return there;
+  }
+
   U.drawRuns = (list, loaded) => {
     if (!list.length) {
       $("runs").replaceChildren(node("p", { class: "empty" }, "No run yet. The first post to /v1/runs/NAME/steps makes one."));
@@ -52,10 +72,10 @@
     const chosen = new Map(loaded.map((r) => [r.run, r]));
     const hidden = list.filter((info) => info.hidden && !chosen.has(info.run));
     const shown = list.filter((info) => chosen.has(info.run) || ((withHidden || !info.hidden) && fits(info)));
-    const columns = HEAD.map((h, i) => node("th", { scope: "col", class: i > 1 ? "n" : null }, h));
-    const table = node("table", {}, node("thead", {}, node("tr", {}, ...columns)), node("tbody", {}, ...shown.map((info) => row(info, chosen.get(info.run)))));
-    const more = node("button", { type: "button", onclick: () => ((withHidden = !withHidden), U.drawRuns(list, loaded)) }, withHidden ? "Leave hidden runs out" : `Show ${hidden.length} hidden`);
-    const bar = () => node("div", { class: "run-bar filters" }, list.length > MANY || wanted ? node("label", { class: "search" }, "Search ", find) : null, hidden.length || withHidden ? more : null);
-    U.redraw($("runs"), () => [bar(), node("div", { class: "wide" }, table)]);
+    rows = new Map(shown.map((info) => [info.run, placed(info, chosen.get(info.run))]));
+    U.redraw(body, ...rows.values());
+    const more = node("button", { type: "button", "data-keep": "hidden runs", onclick: () => ((withHidden = !withHidden), U.drawRuns(U.app.list, U.app.loaded)) }, withHidden ? "Leave hidden runs out" : `Show ${hidden.length} hidden`);
+    U.redraw(bar, list.length > MANY || wanted ? search : null, hidden.length || withHidden ? more : null);
+    U.redraw($("runs"), bar, wide);
   };
 })();

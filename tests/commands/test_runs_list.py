@@ -1,0 +1,73 @@
+"""`unspiral runs`: what somebody finds who comes back after a night of runs."""
+
+import json
+import os
+
+import pytest
+from command_line import run  # noqa: F401
+
+from services.common.files import lock
+
+
+def made(folder, age, steps=0, planned=20, exit=None, **summary):
+    """A run's folder that was written to `age` seconds ago."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(f"trainer:\n  steps: {planned}\n")
+    rows = [{"step": i, "reward/mean": i / 10, "phase": "healthy"} for i in range(1, steps + 1)]
+    if steps > 2:
+        rows[2]["eval/em_sampled"] = 0.25
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if exit is not None:
+        (folder / "summary.json").write_text(json.dumps({"exit": exit, "steps": steps} | summary))
+    for later, name in enumerate(("config.yaml", "metrics.jsonl", "summary.json")):
+        if (folder / name).exists():
+            os.utime(folder / name, (1_700_000_000 - age + later, 1_700_000_000 - age + later))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TZ", "UTC")
+    return tmp_path / "runs"
+
+
+def test_the_newest_comes_first_with_its_state_and_scores(run, folder):
+    made(folder / "whole", 300, steps=20, exit=0, em_before=0.1, em_after=0.875)
+    made(folder / "killed", 200, steps=4)
+    made(folder / "sick", 150, steps=5, exit=4)
+    made(folder / "broken", 100, steps=0, exit=1)
+    going = made(folder / "going", 50, steps=1, planned=100)
+    (folder / "no run").mkdir()
+    with lock(going / ".lock"):
+        status, out, err = run("runs")
+    assert (status, err) == (0, "")
+    lines = [line.rsplit("  ", 1)[0].split("  ") for line in out.splitlines()]
+    assert [[cell.strip() for cell in line if cell.strip()] for line in lines] == [
+        ["run", "state", "step", "reward", "held-out", "phase"],
+        ["runs/going", "running", "1/100", "0.100", "-", "healthy"],
+        ["runs/broken", "failed (1)", "0/20", "-", "-", "-"],
+        ["runs/sick", "stopped by the monitor", "5/20", "0.500", "0.250", "healthy"],
+        ["runs/killed", "cut off", "4/20", "0.400", "0.250", "healthy"],
+        ["runs/whole", "ended", "20/20", "2.000", "0.875", "healthy"],
+    ]
+    starts = {line.find("20") for line in (line[-16:] for line in out.splitlines()[1:])}
+    assert starts == {0}, "the last column is the time"
+    status, out, _ = run("runs", "runs/whole", "--json")
+    (one,) = json.loads(out)
+    assert status == 0 and one["score"] == 0.875 and one["state"] == "ended" and one["step"] == 20
+
+
+def test_a_run_that_went_on_after_its_end_and_was_killed_is_not_called_ended(run, folder):
+    again = made(folder / "again", 100, steps=4, exit=0)
+    os.utime(again / "metrics.jsonl", (1_700_000_500, 1_700_000_500))
+    (again / "config.yaml").write_text("{")
+    assert [one["state"] for one in json.loads(run("runs", "--json")[1])] == ["cut off"]
+    assert json.loads(run("runs", "--json")[1])[0]["steps"] is None
+
+
+def test_where_there_is_no_run_the_line_says_where_runs_go(run, folder):
+    status, _, err = run("runs")
+    assert status == 2 and err.startswith("unspiral: runs: no such folder; runs go to run.dir/run.name")
+    folder.mkdir()
+    assert run("runs")[2] == "unspiral: runs: there is no run in it\n"

@@ -1,0 +1,151 @@
+"""`unspiral data passages`: documents of one's own become a corpus that is indexed and searched."""
+
+import json
+
+import pytest
+from command_line import run  # noqa: F401
+
+from trainer.data.documents import sections_of
+
+PUMP = """---
+author: somebody
+---
+# The T7 pump
+
+It is made by Alder Works.
+
+## Power
+
+It needs 24 volts.
+One line more.
+
+```sh
+# no heading
+```
+
+## Places
+
+"""
+LONG = " ".join(f"Sentence {i} has five words." for i in range(30))
+
+
+def rows(file):
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture
+def notes(tmp_path):
+    folder = tmp_path / "notes"
+    (folder / "more").mkdir(parents=True)
+    (folder / "pump.md").write_text(PUMP)
+    (folder / "more" / "café.txt").write_bytes("Basin 4\r\n\r\nholds  two\tpumps.".encode("utf-16"))
+    (folder / "blank.txt").write_text(" \n\n")
+    (folder / "picture.png").write_bytes(b"\x89PNG")
+    (folder / ".hidden.md").write_text("secret")
+    return folder
+
+
+def test_a_folder_of_documents_becomes_passages_below_their_headings(notes, tmp_path, run):
+    out = tmp_path / "corpus.jsonl"
+    status, said, err = run("data", "passages", str(notes), str(out))
+    assert (status, err) == (0, "")
+    assert said.splitlines() == [
+        f"{notes / 'blank.txt'}: no text",
+        f"3 passages of 3 documents written to {out}: 6 words at the median, 12 at most",
+    ]
+    assert rows(out) == [
+        {"id": "more/café.txt", "contents": '"café"\nBasin 4\nholds two pumps.', "source": "more/café.txt"},
+        {"id": "pump.md#0", "contents": '"The T7 pump"\nIt is made by Alder Works.', "source": "pump.md"},
+        {
+            "id": "pump.md#1",
+            "contents": '"The T7 pump, Power"\nIt needs 24 volts. One line more.\n```sh # no heading ```',
+            "source": "pump.md",
+        },
+    ]
+    assert run("index", "build", "--corpus", str(out), "--out", str(tmp_path / "i"))[0] == 0
+    status, said, _ = run("index", "search", "--index", str(tmp_path / "i"), "which works makes the pump")
+    assert status == 0 and said.startswith('1. "The T7 pump"  (id pump.md#0')
+
+
+def test_a_passage_has_whole_paragraphs_or_whole_sentences_as_far_as_they_fit(tmp_path, run):
+    text = tmp_path / "long.txt"
+    text.write_text(f"{LONG}\n\nA short one.\n\n{'word ' * 130}")
+    out = tmp_path / "corpus.jsonl"
+    status, said, _ = run("data", "passages", str(text), str(out), "--words", "52")
+    assert status == 0 and "52 at most" in said
+    found = [row["contents"].split("\n", 1)[1] for row in rows(out)]
+    sizes = [len(text.split()) for text in found]
+    assert sizes == [50, 50, 50, 3, 52, 52, 26]
+    assert found[0].startswith("Sentence 0") and found[0].endswith("Sentence 9 has five words.")
+    assert " ".join(found).split() == text.read_text().split(), "no word is lost, and none comes twice"
+
+
+def test_rows_are_cut_too_and_keep_their_other_columns(tmp_path, run):
+    table = tmp_path / "pumps.tsv"
+    table.write_text("title\ttext\tyear\nT7\tMade by Alder Works.\t1999\n\tIn basin 4.\t\n")
+    out = tmp_path / "corpus.jsonl"
+    assert run("data", "passages", str(table), str(out))[0] == 0
+    assert rows(out) == [
+        {"id": "pumps_0", "contents": '"T7"\nMade by Alder Works.', "year": "1999"},
+        {"id": "pumps_1", "contents": "In basin 4."},
+    ]
+    own = tmp_path / "own.jsonl"
+    own.write_text(json.dumps({"_id": 7, "body": LONG, "url": "https://example.org"}) + "\n")
+    assert run("data", "passages", str(own), str(out), "--words", "100")[0] == 0
+    assert [(row["id"], row["url"]) for row in rows(out)] == [
+        ("7#0", "https://example.org"),
+        ("7#1", "https://example.org"),
+    ]
+
+
+def test_what_cannot_be_read_is_named_and_nothing_is_written(notes, tmp_path, run):
+    out = tmp_path / "corpus.jsonl"
+    for source, name, said in (
+        (b"caf\xe9", "latin.txt", "latin.txt: no UTF-8 text: byte 3"),
+        (b'{"id": 1, "title": "x"}\n', "x.jsonl", "line 1: no text; expected one of contents, content, text"),
+        (b"", "empty.md", "empty.md: holds no text; expected documents (.markdown, .md, .rst"),
+    ):
+        file = tmp_path / name
+        file.write_bytes(source)
+        status, _, err = run("data", "passages", str(file), str(out))
+        assert status == 2 and said in err, err
+    for to, said in ((notes / "c.jsonl", "lies in the folder"), (tmp_path / "latin.txt", "is the source")):
+        source = notes if to.parent == notes else to
+        status, _, err = run("data", "passages", str(source), str(to))
+        assert status == 2 and said in err
+    assert run("data", "passages", str(tmp_path / "none"), str(out))[0] == 2
+    assert not out.exists() and list(tmp_path.glob(".*tmp")) == []
+    status, _, err = run("index", "build", "--corpus", str(notes), "--out", str(tmp_path / "i"))
+    assert status == 2 and "`unspiral data passages` makes a corpus of its documents" in err
+
+
+def test_a_document_without_a_title_has_its_names_and_a_second_heading_is_a_section():
+    assert [s.title for s in sections_of("Text.\n# One\nMore.", "name")] == ["name", "name, One"]
+    assert [s.title for s in sections_of("# One\n# One\nText.", "name")] == ["One"]
+
+
+@pytest.mark.parametrize("form", ["tsv", "jsonl", "json"])
+def test_a_corpus_without_a_column_for_ids_is_numbered(tmp_path, run, form):
+    corpus = tmp_path / f"pumps.{form}"
+    made = [{"title": f"T{i}", "text": f"Made by works number {i}."} for i in range(3)]
+    if form == "tsv":
+        corpus.write_text("title\ttext\n" + "".join(f"{r['title']}\t{r['text']}\n" for r in made))
+    elif form == "json":
+        corpus.write_text(json.dumps(made))
+    else:
+        corpus.write_text("".join(json.dumps(r) + "\n" for r in made))
+    assert run("data", "validate", str(corpus))[1].splitlines()[-1] == f"{corpus}: a corpus of 3 passages"
+    index = str(tmp_path / "i")
+    assert run("index", "build", "--corpus", str(corpus), "--out", index)[0] == 0
+    status, said, _ = run("index", "search", "--index", index, "T2 works")
+    assert status == 0 and said.startswith('1. "T2"  (id 2, ')
+
+
+def test_only_a_corpus_whose_first_row_has_no_id_is_numbered(tmp_path, run):
+    corpus = tmp_path / "mixed.jsonl"
+    corpus.write_text('{"text": "a"}\n{"id": "0", "text": "b"}\n')
+    status, _, err = run("index", "build", "--corpus", str(corpus), "--out", str(tmp_path / "i"))
+    assert status == 2 and "0" in err and "id" in err, "the number of the one is the id of the other"
+    corpus.write_text('{"id": "0", "text": "b"}\n{"text": "a"}\n')
+    status, _, err = run("index", "build", "--corpus", str(corpus), "--out", str(tmp_path / "i"))
+    assert status == 2 and 'mixed.jsonl:2: no "id"' in err

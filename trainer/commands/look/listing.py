@@ -1,0 +1,125 @@
+"""`unspiral runs`: the runs of a folder, the newest first."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from services.common.errors import UserError
+from services.common.files import holder_of, json_lines
+from services.common.run_paths import FILES, METRICS, is_run
+
+SCORES = ("eval/em_greedy", "eval/em_sampled")
+AFTER = ("em_after", "em_after_sampled")
+ENDS = {0: "ended", 4: "stopped by the monitor", 129: "stopped", 130: "stopped", 143: "stopped"}
+HEADS = ("run", "state", "step", "reward", "held-out", "phase", "written")
+ABSENT = "-"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One run of the list. None: not known."""
+
+    run: str
+    """Its folder."""
+    state: str
+    step: int
+    """The last step that was recorded; 0 before the first."""
+    steps: int | None
+    """Steps that are planned."""
+    reward: float | None
+    score: float | None
+    """The newest held-out exact match, greedy where both were asked for."""
+    phase: str | None
+    written: float
+    """When it was written to last, in seconds since 1970."""
+
+
+def runs_in(folder: Path) -> list[Listed]:
+    """All runs of a folder, or the one that it is itself; the newest first. Raises UserError where there is
+    none."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; runs go to run.dir/run.name, by default runs/NAME")
+    found = [folder] if is_run(folder) else [f for f in folder.iterdir() if f.is_dir() and is_run(f)]
+    if not found:
+        raise UserError(f"{folder}: there is no run in it")
+    return sorted((_listed(f) for f in found), key=lambda run: (-run.written, run.run))
+
+
+def _listed(folder: Path) -> Listed:
+    files = [folder / name for name in (*FILES, "summary.json")]
+    written = {file.name: file.stat().st_mtime for file in files if file.is_file()}
+    steps = json_lines(folder / METRICS) if METRICS in written else []
+    summary = _summary(folder)
+    after = next((summary[k] for k in AFTER if summary.get(k) is not None), None)
+    return Listed(
+        run=str(folder),
+        state=_state(folder, summary, written),
+        step=steps[-1].get("step", len(steps)) if steps else 0,
+        steps=_planned(folder),
+        reward=_newest(steps, "reward/mean"),
+        score=after if after is not None else _newest(steps, *SCORES),
+        phase=steps[-1].get("phase") if steps else None,
+        written=max(written.values()),
+    )
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _state(folder: Path, summary: dict[str, Any], written: dict[str, float]) -> str:
+    if holder_of(folder / ".lock"):
+        return "running"
+    if "exit" not in summary or written.get(METRICS, 0.0) > written["summary.json"]:
+        return "cut off"  # killed: the summary is missing, or that of an earlier attempt
+    return ENDS.get(summary["exit"], f"failed ({summary['exit']})")
+
+
+def _planned(folder: Path) -> int | None:
+    try:
+        planned = YAML(typ="safe").load(folder / "config.yaml")["trainer"]["steps"]
+    except (OSError, ValueError, YAMLError, LookupError, TypeError):
+        return None
+    return planned if isinstance(planned, int) else None
+
+
+def _newest(steps: list[dict[str, Any]], *names: str) -> float | None:
+    """The last value of the first of these metrics that has one."""
+    for name in names:
+        if values := [step[name] for step in steps if step.get(name) is not None]:
+            return values[-1]
+    return None
+
+
+def table(runs: list[Listed]) -> list[str]:
+    """The list as lines whose columns line up."""
+    rows = [HEADS, *map(_row, runs)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADS))]
+    right = {HEADS.index(name) for name in ("step", "reward", "held-out")}
+    return [
+        "  ".join(f"{cell:{'>' if i in right else '<'}{widths[i]}}" for i, cell in enumerate(row)).rstrip()
+        for row in rows
+    ]
+
+
+def _row(run: Listed) -> tuple[str, ...]:
+    numbers = (ABSENT if value is None else f"{value:.3f}" for value in (run.reward, run.score))
+    step = str(run.step) if run.steps is None else f"{run.step}/{run.steps}"
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.written))
+    return (run.run, run.state, step, *numbers, run.phase or ABSENT, when)
+
+
+def as_json(runs: list[Listed]) -> str:
+    """The list as JSON."""
+    return json.dumps([asdict(run) for run in runs], indent=1)

@@ -1,0 +1,208 @@
+"""From documents of your own (text, Markdown, or rows with long texts or without ids) to a corpus of short
+passages."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from services.common.errors import UserError
+from services.common.files import written_aside
+from services.common.records import Record, field_of, read_records
+from services.common.records.columns import CONTENTS, IDENTITY, is_missing
+from services.common.records.files import DOCUMENTS
+
+ENCODINGS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+_FENCE = re.compile(r"\s*(```|~~~)")
+_HEADING = re.compile(r"#{1,6}\s+(.*?)\s*#*\s*$")
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
+
+
+class Section(NamedTuple):
+    """A part of a document below one heading."""
+
+    title: str
+    paragraphs: list[str]
+
+
+class Document(NamedTuple):
+    """One document, or one row."""
+
+    place: str
+    """For messages."""
+    id: str
+    sections: list[Section]
+    fields: dict[str, Any]
+    """What every passage of it keeps."""
+
+
+@dataclass
+class Made:
+    """The findings of one call."""
+
+    documents: int = 0
+    passages: int = 0
+    empty: list[str] = field(default_factory=list)
+    """Documents of which no passage was made."""
+    words: list[int] = field(default_factory=list)
+    """Words of each passage, without its title."""
+
+
+def write_passages(src: Path, dst: Path, *, words: int) -> Made:
+    """Write the passages of all documents of a file or folder to `dst`, JSON Lines, aside and renamed.
+
+    words: most words of a passage. Raises UserError for a file that cannot be read, and where no passage is
+    made.
+    """
+    if src.is_dir() and dst.resolve().is_relative_to(src.resolve()):
+        raise UserError(f"{dst}: lies in the folder {src}, which is read; give a file outside of it to write")
+    if dst.exists() and src.exists() and dst.samefile(src):
+        raise UserError(f"{dst}: is the source itself; give another file to write")
+    made = Made()
+    with written_aside(dst) as aside, aside.open("w", encoding="utf-8") as out:
+        for document in _documents(src):
+            made.documents += 1
+            passages = list(_passages(document.sections, words))
+            if not passages:
+                made.empty.append(document.place)
+            for number, (title, text) in enumerate(passages):
+                id = document.id if len(passages) == 1 else f"{document.id}#{number}"
+                contents = f'"{title}"\n{text}' if title else text
+                row = {"id": id, "contents": contents} | document.fields
+                out.write(json.dumps(row, ensure_ascii=False) + "\n")
+                made.passages += 1
+                made.words.append(len(text.split()))
+        if not made.passages:
+            raise UserError(
+                f"{src}: holds no text; expected documents ({', '.join(sorted(DOCUMENTS))}) or rows"
+            )
+    return made
+
+
+def _documents(src: Path) -> Iterator[Document]:
+    if src.is_file():
+        files = [src] if src.suffix.lower() in DOCUMENTS else []
+    elif src.is_dir():
+        hidden = (p for p in sorted(src.rglob("*")) if p.suffix.lower() in DOCUMENTS and p.is_file())
+        files = [p for p in hidden if not any(part.startswith(".") for part in p.relative_to(src).parts)]
+    else:
+        raise UserError(f"{src}: no such file or folder")
+    for file in files:
+        name = file.relative_to(src).as_posix() if src.is_dir() else file.name
+        yield Document(str(file), name, sections_of(_text(file), Path(name).stem), {"source": name})
+    if files:
+        return
+    try:
+        for number, record in enumerate(read_records(src)):
+            yield _of_row(record, number)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _text(file: Path) -> str:
+    raw = file.read_bytes()
+    encoding = ENCODINGS.get(raw[:2], "utf-8-sig")
+    try:
+        return raw.decode(encoding)
+    except UnicodeDecodeError as error:
+        name = encoding.removesuffix("-sig").upper()
+        raise UserError(f"{file}: no {name} text: byte {error.start} is none of it") from None
+
+
+def _of_row(record: Record, number: int) -> Document:
+    if record.fields is None:
+        raise UserError(f"{record.place}: {record.problem}")
+    row = record.fields
+    found = field_of(row, CONTENTS)
+    if found is None or not isinstance(found[1], str):
+        columns = ", ".join(map(str, row)) or "none"
+        raise UserError(f"{record.place}: no text; expected one of {', '.join(CONTENTS)}, got {columns}")
+    title = field_of(row, ["title"])
+    identity = field_of(row, IDENTITY)
+    used = {one[0] for one in (found, title, identity) if one is not None}
+    name = str(identity[1]) if identity is not None else f"{record.file.name.split('.')[0]}_{number}"
+    above = str(title[1]) if title is not None else ""
+    return Document(record.place, name, [Section(above, _paragraphs(found[1]))], _others(row, used))
+
+
+def _others(row: Mapping[str, Any], used: set[str]) -> dict[str, Any]:
+    plain = (str, int, float, bool)
+    return {k: v for k, v in row.items() if k not in used and not is_missing(v) and isinstance(v, plain)}
+
+
+def sections_of(text: str, name: str) -> list[Section]:
+    """The sections of a document, each with the document's title and its own heading. name: the title of a
+    document that begins with none."""
+    lines = text.splitlines()
+    if lines and lines[0].strip() == "---" and "---" in (later := [line.strip() for line in lines[1:]]):
+        lines = lines[later.index("---") + 2 :]  # front matter
+    title = ""
+    heading = ""
+    body: list[str] = []
+    sections = []
+    fenced = False
+
+    def close() -> None:
+        own = ", ".join(dict.fromkeys(part for part in (title or name, heading) if part))
+        if paragraphs := _paragraphs("\n".join(body)):
+            sections.append(Section(own, paragraphs))
+        body.clear()
+
+    for line in lines:
+        fenced ^= _FENCE.match(line) is not None
+        found = None if fenced else _HEADING.match(line)
+        if found is None:
+            body.append(line)
+            continue
+        close()
+        if not title and not sections:
+            title = found[1]
+        else:
+            heading = found[1]
+    close()
+    return sections
+
+
+def _paragraphs(text: str) -> list[str]:
+    parts = re.split(r"\n\s*\n", text.replace("\r\n", "\n"))
+    return [joined for part in parts if (joined := " ".join(part.split()))]
+
+
+def _passages(sections: Iterable[Section], words: int) -> Iterator[tuple[str, str]]:
+    """(title, text) of passages of at most `words` words: whole paragraphs as far as they fit, otherwise
+    whole sentences, otherwise words. A section begins a passage."""
+    for section in sections:
+        held: list[str] = []
+        size = 0
+        for piece in (piece for p in section.paragraphs for piece in _pieces(p, words)):
+            count = len(piece.split())
+            if held and size + count > words:
+                yield section.title, "\n".join(held)
+                held, size = [], 0
+            held.append(piece)
+            size += count
+        if held:
+            yield section.title, "\n".join(held)
+
+
+def _pieces(paragraph: str, words: int) -> Iterator[str]:
+    """The paragraph where it fits, otherwise runs of its sentences that fit."""
+    if len(paragraph.split()) <= words:
+        yield paragraph
+        return
+    held: list[str] = []
+    for sentence in _SENTENCE.split(paragraph):
+        own = sentence.split()
+        if held and len(held) + len(own) > words:
+            yield " ".join(held)
+            held = []
+        while len(own) > words:
+            yield " ".join(own[:words])
+            own = own[words:]
+        held += own
+    if held:
+        yield " ".join(held)
