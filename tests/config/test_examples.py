@@ -106,7 +106,7 @@ def fault(words):
     context = command.make_context("unspiral", [], resilient_parsing=True)
     words = list(words)
     while hasattr(command, "commands"):
-        if not words or words[0] in ("--help", "--version"):
+        if not words or words[0] in ("--help", "--version", "--install-completion"):
             return None
         if words[0] not in command.commands:
             return f"no command {words[0]}"
