@@ -342,3 +342,22 @@ def test_what_is_missing_is_shown_by_an_example(run, argv, said):
 def test_a_group_without_a_command_prints_its_help_and_no_empty_error(run):
     status, out, err = run("serve")
     assert status == 2 and "retriever" in out + err and "unspiral: \n" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["train", "--config", "c.yaml", "learner.lr"], ["learner.lr="]),
+        (["ask", "--checkpoint", "latest", "rollout.topk"], ["rollout.topk="]),
+        (["config", "explain", "algorithm.llds.la"], ["algorithm.llds.lambda"]),
+        (["ask", "--checkpoint", "b"], ["best"]),
+        (["eval", "--checkpoint", "runs/demo-"], ["runs/demo-0", "runs/demo-1"]),
+        (["export", "runs/demo-1/"], ["runs/demo-1/checkpoints/step_000090"]),
+    ],
+)
+def test_a_shell_completes_keys_runs_and_checkpoints(run, runs, monkeypatch, words, offered):
+    monkeypatch.setenv("_UNSPIRAL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(["unspiral", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    status, out, _ = run()
+    assert (status, out.split()) == (0, offered)

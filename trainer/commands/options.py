@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from trainer.commands import completion
+
 ConfigFile = Annotated[Path, typer.Option("--config", help="Configuration file (YAML).")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="As JSON: the last line of the output, on a terminal too.")
@@ -15,6 +17,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
+        autocompletion=completion.changes,
         help="Changes to the configuration, such as learner.lr=1e-5 run.name=mine.",
     ),
 ]

@@ -9,6 +9,7 @@ import typer
 
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
+from trainer.commands import completion
 from trainer.commands.options import NAMED
 from trainer.config.schema import Config
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models (lab:0)
@@ -23,7 +24,8 @@ else:  # they need torch and an engine
 Checkpoint = Annotated[
     str,
     typer.Option(
-        help=f"{NAMED}, a model's folder, latest or best: of the run in runs/ that was written to last."
+        autocompletion=completion.checkpoints,
+        help=f"{NAMED}, a model's folder, latest or best: of the run in runs/ that was written to last.",
     ),
 ]
 Retriever = Annotated[
@@ -74,6 +76,7 @@ def ask(
         list[str] | None,
         typer.Argument(
             metavar="QUESTION KEY=VALUE",
+            autocompletion=completion.changes,
             help="The question; without it those that are typed, or each line of a pipe. Then changes to the "
             "run's settings, such as rollout.engine=transformers.",
         ),
@@ -109,7 +112,11 @@ def serve_agent(
     checkpoint: Checkpoint,
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Changes to the run's settings, such as rollout.topk=5."),
+        typer.Argument(
+            metavar="KEY=VALUE",
+            autocompletion=completion.changes,
+            help="Changes to the run's settings, such as rollout.topk=5.",
+        ),
     ] = None,
     retriever: Retriever = None,
     overrides: Set = None,

@@ -17,6 +17,7 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.lazy import LazyModule
+from trainer.commands import completion
 from trainer.commands.options import NAMED, AsJson, ConfigFile, Overrides
 from trainer.commands.terminal import ending, for_people
 from trainer.commands.version import code_versions
@@ -52,8 +53,9 @@ def train(
     resume: Annotated[
         str | None,
         typer.Option(
+            autocompletion=completion.checkpoints,
             help=f"Go on with the run: {NAMED[0].lower()}{NAMED[1:]}, or latest: of the run of --config, "
-            "run.dir/run.name, which begins at step 1 where there is none yet."
+            "run.dir/run.name, which begins at step 1 where there is none yet.",
         ),
     ] = None,
     allow_changed: Annotated[
@@ -118,7 +120,8 @@ def evaluate(
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            help=f"{NAMED}, latest or best: of the run of --config, run.dir/run.name. Default: model.path."
+            autocompletion=completion.checkpoints,
+            help=f"{NAMED}, latest or best: of the run of --config, run.dir/run.name. Default: model.path.",
         ),
     ] = None,
     data: Annotated[
@@ -266,7 +269,10 @@ def demo(
 def export(
     checkpoint: Annotated[
         str,
-        typer.Argument(help=f"{NAMED}, latest or best: of the run in runs/ that was written to last."),
+        typer.Argument(
+            autocompletion=completion.checkpoints,
+            help=f"{NAMED}, latest or best: of the run in runs/ that was written to last.",
+        ),
     ],
     folder: Annotated[Path | None, typer.Argument(metavar="OUT", help="Folder to make.")] = None,
     out: Annotated[Path | None, typer.Option(help="The same as OUT.")] = None,
