@@ -87,13 +87,15 @@ async def test_a_start_has_the_engine_its_processes_and_what_went_wrong():
         await Start(fail).result()
 
 
-def test_an_engine_whose_owner_went_while_it_started_ends_before_it_loads():
+@pytest.mark.parametrize("method", ["Target()()", "pickle.loads(pickle.dumps(Target()))"])
+def test_an_engine_whose_owner_went_while_it_started_ends_before_it_loads(method):
+    """Forked, and spawned."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait(SECONDS)
     assert not psutil.pid_exists(gone.pid)
     engine = (
-        "import sys; from services.rollout.engines.engine_process import run_engine_core; "
-        "run_engine_core(); print('it loads')"
+        f"import pickle; from services.rollout.engines.engine_process import Target; {method}; "
+        "print('it loads')"
     )
     environment = {**os.environ, "UNSPIRAL_ENGINE_OWNER": str(gone.pid)}
     done = subprocess.run(

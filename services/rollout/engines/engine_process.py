@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -22,6 +23,8 @@ T = TypeVar("T")
 LOOK_SECONDS = 0.1
 """How often processes of a start that was given up are looked for."""
 _ORIGINAL = "unspiral_run_engine_core"
+# vLLM's CPU build warns of it at each import, in this process and in the engine's.
+logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
 
 
 class GivenUpError(Exception):
@@ -103,9 +106,24 @@ class Start(Generic[T]):
         self._kill()
 
 
-def run_engine_core(*args: Any, **kwargs: Any) -> None:
-    """vLLM's target of an engine's process. It ends with its owner before anything slow is imported."""
+class Target:
+    """vLLM's target of an engine's process. The process ends with its owner before anything slow is
+    imported."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        _belonging()(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        # A spawned process reads its target first, and imports vLLM for the arguments.
+        return _belonging, ()
+
+
+def _belonging() -> Callable[..., None]:
     end_with(int(os.environ[OWNER_VARIABLE]))
+    return _run_engine_core
+
+
+def _run_engine_core(*args: Any, **kwargs: Any) -> None:
     from vllm.v1.engine.core import EngineCoreProc
 
     # A forked process has the class as `install` left it, a spawned one as vLLM made it.
@@ -118,4 +136,4 @@ def install() -> None:
 
     if not hasattr(EngineCoreProc, _ORIGINAL):
         setattr(EngineCoreProc, _ORIGINAL, staticmethod(EngineCoreProc.run_engine_core))
-        EngineCoreProc.run_engine_core = staticmethod(run_engine_core)
+        EngineCoreProc.run_engine_core = Target()

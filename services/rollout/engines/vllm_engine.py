@@ -298,6 +298,8 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         if llm is None:
             return
+        if (outputs := llm.output_handler) is not None:
+            outputs.cancel()  # it would log the end of the engine's process as a failure, with a traceback
         await asyncio.to_thread(llm.shutdown, 1.0)
         # Its `__del__` calls it once more, at the interpreter's exit even, where that fails and says so.
         llm.shutdown = lambda *_: None
