@@ -17,6 +17,7 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.lazy import LazyModule
+from services.common.processes import signals
 from trainer.commands import completion
 from trainer.commands.options import NAMED, AsJson, ConfigFile, Overrides
 from trainer.commands.terminal import ending, for_people
@@ -25,7 +26,7 @@ from trainer.commands.work.in_words import run_in_words, scores_in_words, taught
 from trainer.config.schema import Config, load_config
 from trainer.data import models
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
-from trainer.learner.checkpoint import export_checkpoint, find
+from trainer.learner.checkpoint import export_checkpoint, find, latest
 from trainer.session.output import last_words, non_blocking
 from trainer.suite.rows import ANSWERS_FILE
 from trainer.suite.tables import markdown
@@ -69,15 +70,24 @@ def train(
     if resume is None and not allow_changed:  # a resumed run has its folder
         preflight.check_named_files(settings)
     gpus.check_gpus_here(settings)
-    summary = running.train(
-        settings,
-        resume=resume,
-        allow_changed=allow_changed or [],
-        console=Console(stderr=True) if as_json else None,
-        code=code_versions(),
-    )
+    try:
+        summary = running.train(
+            settings,
+            resume=resume,
+            allow_changed=allow_changed or [],
+            console=Console(stderr=True) if as_json else None,
+            code=code_versions(),
+        )
+    except signals.Stopped as stopped:
+        raise stopped.with_advice(what_is_kept(settings.run_dir)) from None
     report = str((settings.run_dir / "report.html").resolve())
     last_words(ending(f"{run_in_words(summary)}\nreport: {report}", summary | {"report": report}, as_json))
+
+
+def what_is_kept(run: Path) -> str:
+    """Checkpoint and report of a run that was stopped, as `checkpoint: PATH; report: PATH`."""
+    found = {"checkpoint": latest(run, checksums=False), "report": run / "report.html"}
+    return "; ".join(f"{name}: {path}" for name, path in found.items() if path and path.exists())
 
 
 def warm_start(
