@@ -130,8 +130,6 @@ class Joiner:
             answer = await self._post(joint.queries, topk, min(SHARE * left, WAIT_SECONDS))
             lists = answer.lists
             self._learn(answer.fault)
-        except asyncio.CancelledError:
-            raise
         except Exception as error:  # whatever it is: each search meets it alone, and says so there
             self._learn(str(error))
         finally:

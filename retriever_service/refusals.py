@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import httpx
-import orjson
+
+from services.common.answers import object_of
 
 
 def reason_of(error: Exception) -> str:
@@ -13,8 +14,5 @@ def reason_of(error: Exception) -> str:
 
 def detail_of(answer: httpx.Response) -> str:
     """Status and reason of an answer that is none."""
-    try:
-        detail = str(orjson.loads(answer.content)["detail"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        detail = answer.text[:1000]
+    detail = str(object_of(answer.content).get("detail", answer.text[:1000]))
     return f"{answer.status_code} {' '.join(detail.split())[:200]}"

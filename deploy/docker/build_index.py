@@ -9,7 +9,7 @@ program, once the new one is complete.
 import sys
 from pathlib import Path
 
-from retriever_service.errors import IndexInvalid, OtherFormat
+from retriever_service.errors import IndexInvalid
 from retriever_service.index_folder.corpus import checksum
 from retriever_service.index_folder.description import read_info
 from trainer.commands.cli import main
@@ -22,10 +22,8 @@ def arguments(corpus: str, out: str) -> list[str]:
     file = resolve_file(corpus)
     try:
         other = Path(file).is_file() and read_info(out).corpus_sha256 != checksum(file)
-    except OtherFormat:
-        other = True
-    except IndexInvalid:  # none is there, or the build says what is wrong with it
-        other = False
+    except IndexInvalid as error:  # none is there, or the build says what is wrong with it
+        other = error.other_format
     return ["index", "build", "--corpus", str(file), "--out", out, *(["--overwrite"] if other else [])]
 
 

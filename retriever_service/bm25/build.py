@@ -64,6 +64,7 @@ def write_bm25(
     n_terms = len(vocabulary)
     frequency = np.zeros(n_terms, np.int64)
     for begin in range(0, len(terms), _BLOCK):
+        # A posting for each passage and term: to count postings is to count passages.
         frequency += np.bincount(terms[begin : begin + _BLOCK], minlength=n_terms)
     indptr = np.concatenate([[0], np.cumsum(frequency)])
     idf = np.log(1 + (n_docs - frequency + 0.5) / (frequency + 0.5))
@@ -81,6 +82,7 @@ def write_bm25(
     spans = _spans(indptr, BUDGET_BYTES // 8)
     cursor = indptr[:-1].copy()
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    # Passages that have about _BLOCK postings together.
     step = max(1, _BLOCK * n_docs // max(len(terms), 1))
     for number, (low, high) in enumerate(spans):
         base = int(indptr[low])
@@ -109,6 +111,7 @@ def write_bm25(
             {
                 "k1": k1,
                 "b": b,
+                # The keys that bm25s itself writes and reads: it can open the index too.
                 "delta": 0.5,
                 "method": "lucene",
                 "idf_method": "lucene",

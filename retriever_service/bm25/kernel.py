@@ -22,17 +22,20 @@ _SLACK = 1.000001
 """Sums of bounds are rounded up, for the rounding of single precision."""
 
 
-def compiled(function):
-    """Compile; keep the machine code between runs where some cache folder can be written."""
+def compiled(function, **options):
+    """Compile; keep the machine code between runs where some cache folder can be written. options: of
+    `njit`."""
     try:
-        return njit(nogil=True, cache=True)(function)
-    except RuntimeError:
-        return njit(nogil=True)(function)
+        return njit(nogil=True, cache=True, **options)(function)
+    except RuntimeError:  # no such folder
+        return njit(nogil=True, **options)(function)
 
 
 @compiled
 def find(rows, begin, end, row):
     """First position in `rows[begin:end]` (ascending) that is not below `row`, by galloping."""
+    # Galloping first: the wanted row is near `begin` most of the time, and a plain bisection would touch
+    # distant memory for each.
     step = 1
     high = begin
     while high < end and rows[high] < row:
@@ -68,6 +71,7 @@ def starting_floor(sums, topk):
     for i in range(len(bits)):
         most = max(most, bits[i])
     high = np.array([most]).view(np.float32)[0]
+    # A guess that costs three passes over the range: sorting its scores for the exact floor would cost more.
     for share in (0.8, 0.6, 0.4):
         floor = np.float32(high * share)
         if count_above(sums, floor) >= topk:
@@ -85,6 +89,7 @@ def add(data, indices, at, end, low, high, weight, sums, touched, count):
     rows = indices[at:stop]
     scores = data[at:stop]
     for i in range(len(rows)):
+        # Unsigned: for a signed index numba would add a test for negative ones, which count from the end.
         sums[np.uint64(rows[i] - low)] += weight * scores[i]
     for i in range(min(len(rows), FEW - count)):
         touched[count] = rows[i]
@@ -118,6 +123,7 @@ def order_terms(terms, maxima, indptr, term, weight, bound, at, end):
             j -= 1
         term[j] = t
         weight[j] = w
+    # A suffix sum: with terms ordered by what they can add, it says what all later ones can add together.
     bound[n] = 0
     for i in range(n - 1, -1, -1):
         bound[i] = bound[i + 1] + weight[i] * maxima[term[i]] * _SLACK
@@ -150,6 +156,8 @@ def search_range(
     and floor.
     """
     essential = n
+    # MaxScore: rows that have none of the essential terms cannot beat the floor. Rows go up, and an equal
+    # score of a later row does not win: so `<=` is enough.
     while essential > 0 and bound[essential - 1] <= floor:
         essential -= 1
     count = 0
@@ -175,6 +183,7 @@ def search_range(
             data, indices, at[added], end[added], low, high, weight[added], sums, touched, count
         )
         added += 1
+    # With few rows touched, sorting them is cheaper than scanning the range for them.
     few = count < FEW
     if floor == 0 and added == n and not few:
         floor = starting_floor(sums[:width], len(best))
@@ -246,6 +255,8 @@ def rank(data, indices, indptr, maxima, n_docs, terms, starts, rows, scores, cou
         counts[q] = 0
     for low in range(0, n_docs, RANGE_ROWS):
         high = min(low + RANGE_ROWS, n_docs)
+        # All queries of a batch in one range before the next one: the postings of the range are in the cache
+        # then.
         for q in range(queries):
             a = starts[q]
             b = starts[q + 1]

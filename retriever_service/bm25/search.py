@@ -14,7 +14,7 @@ import orjson
 
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings, TermIds
 from retriever_service.bm25.kernel import RANGE_ROWS, rank
-from retriever_service.errors import IndexInvalid
+from retriever_service.errors import damaged
 
 FOLDER = "bm25"
 DATA_FILE = "data.csc.index.npy"
@@ -37,7 +37,7 @@ class BM25Ranker:
 
     def __init__(self, folder: Path, analyzer: AnalyzerSettings) -> None:
         folder = folder / FOLDER
-        try:
+        with damaged(f"{folder}: not a readable BM25 index"):
             vocabulary: dict[str, int] = orjson.loads((folder / VOCABULARY_FILE).read_bytes())
             parameters = orjson.loads((folder / PARAMETERS_FILE).read_bytes())
             self._passages = int(parameters["num_docs"])
@@ -45,8 +45,6 @@ class BM25Ranker:
             self._indices = _mapped(folder / INDICES_FILE)
             self._indptr = _mapped(folder / INDPTR_FILE)
             self._maxima = np.load(folder / MAXIMA_FILE)
-        except (OSError, ValueError, KeyError) as error:
-            raise IndexInvalid(f"{folder}: not a readable BM25 index ({error}); build it again") from None
         self._analyzer = Analyzer(analyzer)
         self._term_ids = TermIds(self._analyzer, vocabulary.get)
         self._sums = np.zeros(RANGE_ROWS, np.float32)

@@ -19,6 +19,7 @@ from retriever_service.dense.search import (
     INDEX_FILE,
     faiss_reason,
     import_faiss,
+    made_of,
     open_faiss,
     set_search_effort,
 )
@@ -93,7 +94,8 @@ def convert(
     flat = open_faiss(source)
     n = flat.ntotal
     made = make_type(flat.d, kind, n)
-    try:
+    # More lists or codes than vectors to learn them from; or the type takes no vectors in order.
+    with made_of(kind, f"{n:,} vectors of {flat.d} numbers"):
         if not made.is_trained:
             wanted = max(_TRAIN_ROWS_PER_LIST * getattr(made, "nlist", 0), 20_000)
             rows = np.sort(np.random.default_rng(seed).permutation(n)[: min(wanted, n)])
@@ -103,11 +105,6 @@ def convert(
             made.add(flat.reconstruct_n(begin, count))
             if progress:
                 progress(begin + count, n)
-    except RuntimeError as error:
-        # More lists or codes than vectors to learn them from; or the type takes no vectors in order.
-        raise UserError(
-            f"type {kind!r}: can't be made of {n:,} vectors of {flat.d} numbers ({faiss_reason(error)})"
-        ) from None
     try:
         faiss.write_index(made, str(out))
     except RuntimeError as error:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, Protocol
@@ -113,31 +115,32 @@ def _devices(processes: int) -> list[str]:
 
 
 def _send(device: str, process: SpawnProcess, pipe: Connection, part: list[str]) -> None:
-    try:
+    with _alive(device, process):
         pipe.send(part)
-    except OSError:
-        raise _ended(device, process) from None
 
 
 def _received(device: str, process: SpawnProcess, pipe: Connection) -> tuple[np.ndarray, int]:
-    try:
+    with _alive(device, process):
         while not pipe.poll(_LOOK_SECONDS):
             if not process.is_alive() and not pipe.poll():
                 raise EOFError
         found: Any = pipe.recv()
-    except (EOFError, OSError):
-        raise _ended(device, process) from None
     if isinstance(found, str):
         raise EnvironmentLacks(f"encoder on {device}: {found}; {_GO_ON}")
     return found
 
 
-def _ended(device: str, process: SpawnProcess) -> EnvironmentLacks:
-    process.join(10)
-    return EnvironmentLacks(
-        f"encoder on {device}: its process ended (exit status {process.exitcode}, -9 where memory ran out); "
-        f"{_GO_ON}, with fewer --encoders if need be"
-    )
+@contextmanager
+def _alive(device: str, process: SpawnProcess) -> Iterator[None]:
+    """Around the use of a pipe to an encoder's process: raises EnvironmentLacks where that has ended."""
+    try:
+        yield
+    except (EOFError, OSError):
+        process.join(10)
+        raise EnvironmentLacks(
+            f"encoder on {device}: its process ended (exit status {process.exitcode}, -9 where memory ran "
+            f"out); {_GO_ON}, with fewer --encoders if need be"
+        ) from None
 
 
 def _opened(settings: EncoderSettings, dtype: str, device: str, threads: int) -> Encoder:
@@ -152,19 +155,16 @@ def _serve(pipe: Connection, settings: EncoderSettings, dtype: str, device: str,
     signals.left_to_parent()
     when_parent_ends(lambda: os._exit(1))
     encoder: Encoder | None = None
-    while True:
-        try:
+    try:
+        while True:
             part = pipe.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            encoder = encoder or _opened(settings, dtype, device, threads)
-            before = encoder.tokens
-            vectors = encoder.passages(part)
-            answer: Any = (vectors, encoder.tokens - before)
-        except Exception as error:  # of torch or of the model, whatever it is: one line for the build
-            answer = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        try:
+            try:
+                encoder = encoder or _opened(settings, dtype, device, threads)
+                before = encoder.tokens
+                vectors = encoder.passages(part)
+                answer: Any = (vectors, encoder.tokens - before)
+            except Exception as error:  # of torch or of the model, whatever it is: one line for the build
+                answer = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             pipe.send(answer)
-        except OSError:
-            return
+    except (EOFError, OSError):  # the other end is closed
+        return

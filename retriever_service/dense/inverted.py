@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from retriever_service.dense.lists import write_lists
-from retriever_service.dense.search import INDEX_FILE, faiss_reason, import_faiss
-from services.common.errors import UserError
+from retriever_service.dense.search import INDEX_FILE, import_faiss, made_of
 from services.common.files import move, written_aside
 
 BLOCK_ROWS = 262_144
@@ -58,7 +57,7 @@ def write_inverted(
         return
     scratch.mkdir(exist_ok=True)
     trained = scratch / _TRAINED
-    try:
+    with made_of(kind, f"{count:,} vectors"):
         if not trained.is_file():
             made.train(_sample(vectors, count, made.nlist, seed))
             _put(faiss, made, trained)
@@ -72,9 +71,6 @@ def write_inverted(
                 part.add_with_ids(vectors(begin, size), np.arange(begin, begin + size))
                 _put(faiss, part, block)
             progress(begin + size, count)
-    except RuntimeError as error:
-        what = f"can't be made of {count:,} vectors ({faiss_reason(error)})"
-        raise UserError(f"type {kind!r}: {what}") from None
     _merge(faiss, trained, blocks, folder)
     move(scratch, gone)
     shutil.rmtree(gone)

@@ -7,6 +7,8 @@ does.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +55,15 @@ def open_faiss(path: Path):
 def faiss_reason(error: RuntimeError) -> str:
     """What FAISS says is wrong, without where in its source."""
     return " ".join(str(error).split()).rpartition("Error: ")[2][:200]
+
+
+@contextmanager
+def made_of(kind: str, what: str) -> Iterator[None]:
+    """Around the making of an index of this type: raises UserError where it can't be made of `what`."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise UserError(f"type {kind!r}: can't be made of {what} ({faiss_reason(error)})") from None
 
 
 def set_search_effort(index, nprobe: int | None, ef_search: int | None) -> None:

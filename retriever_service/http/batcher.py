@@ -22,7 +22,7 @@ from collections.abc import Callable, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from retriever_service.errors import DeadlinePassed, QueueFull, RequestRefused
+from retriever_service.errors import QueueFull, RequestRefused, deadline_passed
 from retriever_service.http.metrics import Metrics
 from services.common.errors import UnspiralError
 
@@ -95,8 +95,8 @@ class Batcher(Generic[Q, R]):
         return self._running
 
     async def submit(self, queries: list[Q], topk: int, timeout_seconds: float) -> list[R]:
-        """The result of each query. Raises QueueFull (also when stopping), DeadlinePassed, or what the search
-        raised."""
+        """The result of each query. Raises QueueFull (also when stopping), UnspiralError (504), or
+        what the search raised."""
         n = len(queries)
         if self._stopping:
             raise QueueFull("the server is stopping")
@@ -128,7 +128,7 @@ class Batcher(Generic[Q, R]):
                 self._jobs.remove(job)
             if isinstance(error, asyncio.CancelledError):
                 raise
-            raise DeadlinePassed(
+            raise deadline_passed(
                 f"no answer within {timeout_seconds:.3g} s; {self.queued} queries are queued"
             ) from None
         finally:

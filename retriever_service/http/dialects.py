@@ -19,11 +19,10 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
-from retriever_service.errors import DeadlinePassed
+from retriever_service.errors import RequestRefused, deadline_passed
 from retriever_service.http.leniency import clamped, cleaned
 from retriever_service.http.schemas import (
     AccessRequest,
-    BadRequest,
     BatchSearchRequest,
     Reply,
     RetrieveRequest,
@@ -75,7 +74,7 @@ class Dialects:
         else:
             given = "both are" if asked.query is not None else "neither is"
             expected = "one of queries and query"
-            raise BadRequest(422, f"queries: {expected} is expected, {given} given", "queries", expected)
+            raise RequestRefused(422, f"queries: {expected} is expected, {given} given", "queries", expected)
         topk = self._topk(*limit, len(queries), settings.topk, changed)
         hits = await self._service.search(queries, topk, timeout_seconds) if queries else []
         missing = _missing(hits)
@@ -131,18 +130,19 @@ class Dialects:
             read += passages
             since += max(passages, 1)
             if read > most:
-                raise BadRequest(422, f"urls: they have more than {most} passages together", "urls", most)
+                raise RequestRefused(422, f"urls: they have more than {most} passages together", "urls", most)
             if since >= _ROWS_AT_ONCE:
                 since = 0
                 await asyncio.sleep(0)
             if time.monotonic() > until:
-                raise DeadlinePassed(f"no answer within {timeout_seconds:.3g} s; ask for fewer urls")
+                raise deadline_passed(f"no answer within {timeout_seconds:.3g} s; ask for fewer urls")
         return Reply(b'{"result":[%b]}' % b",".join(found), changed)
 
     def _check_count(self, texts: list[str], field: str) -> None:
         limit = min(self._settings.max_queries, self._settings.max_passages)
         if len(texts) > limit:
-            raise BadRequest(422, f"{field}: {len(texts)} given, at most {limit} are accepted", field, limit)
+            counts = f"{len(texts)} given, at most {limit} are accepted"
+            raise RequestRefused(422, f"{field}: {counts}", field, limit)
 
     def _topk(self, name: str, topk: int | None, queries: int, default: int, changed: list[str]) -> int:
         """The number of documents meant: null and 0 are the default; what is too high, alone or with so many
@@ -155,7 +155,7 @@ class Dialects:
         rows: Rows | None = getattr(self._service.loaded(), "rows", None)
         if rows is None:
             what = "holds no whole rows; `unspiral index build --corpus FILE --out DIR` makes one that does"
-            raise BadRequest(422, f"{field}: the index {what}", field, "an index with whole rows")
+            raise RequestRefused(422, f"{field}: the index {what}", field, "an index with whole rows")
         return rows
 
     async def _whole(self, hits: Hits, named: frozenset[str] | None) -> Hits:
@@ -172,7 +172,7 @@ class Dialects:
         return found
 
     async def _check_fields(self, named: frozenset[str], hits: list[Hits], changed: list[str]) -> None:
-        """Raises BadRequest for a field that no passage has, and notes one that only may be there: of a
+        """Raises RequestRefused for a field that no passage has, and notes one that only may be there: of a
         large corpus a sample was looked at."""
         absent = named - {name for one in hits for document, _ in one for name in orjson.loads(document)}
         if not absent:
@@ -184,7 +184,7 @@ class Dialects:
             if all_seen or near:
                 guess = f"; did you mean {near}?" if near else ""
                 what = f"no passage has the field {name!r}; its fields are {accepted}{guess}"
-                raise BadRequest(422, f"return_fields: {what}", "return_fields", accepted)
+                raise RequestRefused(422, f"return_fields: {what}", "return_fields", accepted)
             changed.append(f"return_fields: {name} is in no passage of this answer")
 
     async def _shaped(self, asked: RetrieveRequest, hits: list[Hits]) -> bytes:

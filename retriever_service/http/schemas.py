@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictStr, TypeAdapter, ValidationError
 from pydantic.config import JsonDict
 
-from retriever_service.errors import RequestRefused
+from retriever_service.errors import Limit, RequestRefused
 from retriever_service.http.leniency import Count, Flag, refused_limit
 from services.common.records import plain_name
 
@@ -47,12 +47,12 @@ ONE_LIMIT: JsonDict = {
 
 
 def refuse_slips(given: Mapping[str, Any] | None, known: list[str]) -> None:
-    """Raises BadRequest for an unknown field that is a misspelt known one."""
+    """Raises RequestRefused for an unknown field that is a misspelt known one."""
     for field in (name for name in given or () if name not in OTHERS):
         if near := get_close_matches(plain_name(field), known, n=1, cutoff=SLIP):
             accepted = ", ".join(known)
             what = f"unknown field; did you mean {near[0]}? Accepted are {accepted}"
-            raise BadRequest(422, f"{field}: {what}", field, accepted)
+            raise RequestRefused(422, f"{field}: {what}", field, accepted)
 
 
 class Limited(BaseModel):
@@ -70,11 +70,11 @@ class Limited(BaseModel):
     """As `topk`."""
 
     def limit(self) -> tuple[str, int | None]:
-        """The name that was used and the number. Raises BadRequest for several names, and for a name of
+        """The name that was used and the number. Raises RequestRefused for several names, and for a name of
         another service or a misspelt field."""
         accepted = "topk, top_k or top_n"
         if unknown := refused_limit(self.model_extra):
-            raise BadRequest(
+            raise RequestRefused(
                 422,
                 f"{unknown}: no name for the number of documents here; expected {accepted}",
                 unknown,
@@ -86,7 +86,7 @@ class Limited(BaseModel):
         }
         if len(given) > 1:
             names = " and ".join(given)
-            raise BadRequest(
+            raise RequestRefused(
                 422, f"{names}: both given; expected one of {accepted}", next(iter(given)), accepted
             )
         return next(iter(given.items()), ("topk", None))
@@ -280,20 +280,6 @@ class ErrorBody(BaseModel):
     """What the field accepts; null where no field is wrong."""
 
 
-Limit = int | float | str | None
-"""What a field accepts; null where no field is wrong."""
-
-
-class BadRequest(RequestRefused):
-    """A request that can't be served: an HTTP status, and the fields of ErrorBody."""
-
-    def __init__(self, status: int, detail: str, field: str | None = None, limit: Limit = None) -> None:
-        super().__init__(detail, status=status)
-        self.detail = detail
-        self.field = field
-        self.limit = limit
-
-
 _ACCEPTED = {
     "list_type": "a list",
     "string_type": "a string",
@@ -315,7 +301,7 @@ def field_path(location: tuple[int | str, ...]) -> str:
 
 
 def parse_body(adapter: TypeAdapter[T], body: bytes) -> T:
-    """The request in `body`, or BadRequest: 400 where it is not JSON, 422 where a field is wrong."""
+    """The request in `body`, or RequestRefused: 400 where it is not JSON, 422 where a field is wrong."""
     try:
         return adapter.validate_json(body)
     except ValidationError as error:
@@ -325,15 +311,15 @@ def parse_body(adapter: TypeAdapter[T], body: bytes) -> T:
                 field := _lone_surrogate(body)
             ):
                 what = "holds a lone surrogate, which is not JSON in UTF-8"
-                raise BadRequest(400, f"{field}: {what}", field, "no lone surrogates") from None
-            raise BadRequest(
+                raise RequestRefused(400, f"{field}: {what}", field, "no lone surrogates") from None
+            raise RequestRefused(
                 400, f"the body is not JSON in UTF-8: {first['ctx']['error']}", "body", "JSON"
             ) from None
         field = field_path(first["loc"]) or "body"
         context = first.get("ctx") or {}
         bound = next((v for v in context.values() if isinstance(v, int | float | str)), first["type"])
         limit: Limit = _ACCEPTED.get(first["type"], bound)
-        raise BadRequest(422, f"{field}: {first['msg']}", field, limit) from None
+        raise RequestRefused(422, f"{field}: {first['msg']}", field, limit) from None
 
 
 def _lone_surrogate(body: bytes) -> str | None:

@@ -17,7 +17,7 @@ from retriever_service.errors import QueueFull, RequestRefused
 from retriever_service.http.batcher import Batcher, Q, R
 from retriever_service.http.leniency import clamped, cleaned
 from retriever_service.http.metrics import Metrics
-from retriever_service.http.schemas import BadRequest, GivenDocument, Reply, RerankRequest, parse_body
+from retriever_service.http.schemas import GivenDocument, Reply, RerankRequest, parse_body
 from retriever_service.index_folder.documents import encode_document
 from retriever_service.ranking import Order
 from retriever_service.search.search_index import ChangingIndex, Hits, PartHits, SearchIndex
@@ -237,15 +237,15 @@ class Service:
         if self._opened is None:
             raise QueueFull("the index is still loading")
         if self._opened.rerankings is None:
-            raise BadRequest(404, "no reranker is configured: start the server with --reranker MODEL")
+            raise RequestRefused(404, "no reranker is configured: start the server with --reranker MODEL")
         asked = parse_body(_RERANK, body)
         if len(asked.queries) > settings.max_queries:
             counts = f"{len(asked.queries)} given, at most {settings.max_queries} are accepted"
-            raise BadRequest(422, f"queries: {counts}", "queries", settings.max_queries)
+            raise RequestRefused(422, f"queries: {counts}", "queries", settings.max_queries)
         queries = cleaned(asked.queries, "queries", settings.max_query_chars, changed)
         if len(asked.documents) != len(asked.queries):
             counts = f"{len(asked.documents)} lists for {len(asked.queries)} queries"
-            raise BadRequest(
+            raise RequestRefused(
                 422,
                 f"documents: {counts}, one list for each query is expected",
                 "documents",
@@ -268,24 +268,25 @@ class Service:
 
     @staticmethod
     def _plain(given: list[GivenDocument], field: str, limit: int) -> list[tuple[str, str]]:
-        """Id and contents of each given passage. Raises BadRequest."""
+        """Id and contents of each given passage. Raises RequestRefused."""
         if len(given) > limit:
             counts = f"{len(given)} given, at most {limit} are accepted"
-            raise BadRequest(422, f"{field}: {counts}", field, limit)
+            raise RequestRefused(422, f"{field}: {counts}", field, limit)
         found = []
         for i, document in enumerate(given):
             plain = document.plain()
             if plain is None:
                 place = f"{field}[{i}]"
                 expected = "an object with contents, or with document"
-                raise BadRequest(422, f"{place}: no contents", place, expected)
+                raise RequestRefused(422, f"{place}: no contents", place, expected)
             found.append(plain)
         return found
 
     async def with_index(self, work: Callable[[SearchIndex], T], places: int, timeout_seconds: float) -> T:
         """What `work` returns, called with the index in the thread of searches. `places` of a batch are its.
 
-        Raises QueueFull while the index is loading, DeadlinePassed, and what `work` raises.
+        Raises QueueFull while the index is loading, UnspiralError (504) after `timeout_seconds`, and what
+        `work` raises.
         """
         if self._opened is None:
             raise QueueFull("the index is still loading")

@@ -8,8 +8,9 @@ import orjson
 from fastapi import Response
 from pydantic import TypeAdapter
 
+from retriever_service.errors import RequestRefused
 from retriever_service.http.leniency import cleaned
-from retriever_service.http.schemas import BadRequest, Reply, parse_body
+from retriever_service.http.schemas import Reply, parse_body
 from retriever_service.http.service import Service, encode_answer
 from retriever_service.http.web import JsonEndpoint, RetrieverApp
 from retriever_service.index_folder.description import IndexInfo, version_of
@@ -65,13 +66,13 @@ class _ShardSide:
         self._known: tuple[SearchIndex, str] | None = None
 
     def _require(self, version: str, index: SearchIndex) -> None:
-        """In the thread of searches. Raises BadRequest where the index is another one by now."""
+        """In the thread of searches. Raises RequestRefused where the index is another one by now."""
         if self._known is None or self._known[0] is not index:
             self._known = index, version_of(index.info)
         have = self._known[1]
         if version != have:
             what = f"version: {version} is asked for, the index is {have}"
-            raise BadRequest(wire.OTHER_VERSION, what, "version", have)
+            raise RequestRefused(wire.OTHER_VERSION, what, "version", have)
 
     async def frequencies(self, body: bytes, timeout_seconds: float) -> Reply:
         """`POST /shard/frequencies`."""
@@ -91,11 +92,11 @@ class _ShardSide:
         settings = self._service.settings
         if len(asked.queries) > settings.max_queries:
             counts = f"{len(asked.queries)} given, at most {settings.max_queries} are accepted"
-            raise BadRequest(422, f"queries: {counts}", "queries", settings.max_queries)
+            raise RequestRefused(422, f"queries: {counts}", "queries", settings.max_queries)
         most = min(settings.max_topk, settings.max_passages // max(len(asked.queries), 1))
         if not 1 <= asked.topk <= most:
             what = f"topk: {asked.topk} is asked for, 1 to {most} are accepted (--max-topk, --max-passages)"
-            raise BadRequest(422, what, "topk", most)
+            raise RequestRefused(422, what, "topk", most)
         queries = cleaned(asked.queries, "queries", settings.max_query_chars, [])
 
         def search(index: SearchIndex) -> list[Hits]:
@@ -120,5 +121,5 @@ def _of_part(index: SearchIndex) -> RankerOfPart:
     ranker = _ranker_of(index)
     if not isinstance(ranker, RankerOfPart):
         what = "the index takes no statistics of others; `unspiral index build --postings packed` makes one"
-        raise BadRequest(422, f"whole: {what}", "whole", "an index of packed postings")
+        raise RequestRefused(422, f"whole: {what}", "whole", "an index of packed postings")
     return ranker

@@ -20,12 +20,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from retriever_service.errors import DeadlinePassed, QueueFull, RequestRefused, RetrieverUnavailable
+from retriever_service.errors import (
+    Limit,
+    QueueFull,
+    RequestRefused,
+    RetrieverUnavailable,
+    deadline_passed,
+)
 from retriever_service.http.leniency import PARTIAL_HEADER, header_of
 from retriever_service.http.metrics import Metrics
-from retriever_service.http.schemas import BadRequest, Limit, Reply, field_path
+from retriever_service.http.schemas import Reply, field_path
 from retriever_service.settings import ServerSettings
-from services.common.errors import UserError
+from services.common.errors import UnspiralError, UserError
 from services.common.http.bodies import Room, declared_size
 from services.common.http.faults import allowed_methods
 from services.common.http.gate import HEALTH, Gate
@@ -78,7 +84,7 @@ class JsonEndpoint:
                     asked = await _read(receive, length, self._settings.max_body_bytes, self._bodies)
                 held = len(asked)
             except TimeoutError:
-                raise DeadlinePassed(f"body: it did not come whole within {seconds:g} s") from None
+                raise deadline_passed(f"body: it did not come whole within {seconds:g} s") from None
             body, changed, missing = await self._answer(asked, max(0.0, until - time.monotonic()))
             self._ok.inc()
             more = [header_of(changed)] if changed else []
@@ -108,7 +114,7 @@ class BoundedBodies:
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
         try:
             body = await _read(receive, declared, self._limit, self._bodies)
-        except (BadRequest, QueueFull, ClientDisconnect) as error:
+        except (RequestRefused, QueueFull, ClientDisconnect) as error:
             status, refusal, headers = error_answer(error)
             more = {name.decode(): value.decode() for name, value in headers}
             await Response(refusal, status, more, "application/json")(scope, receive, send)
@@ -164,10 +170,8 @@ def error_body(detail: str, field: str | None = None, limit: Limit = None) -> by
 
 def error_answer(error: BaseException) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
     """Status, JSON body and extra headers that an error becomes."""
-    if isinstance(error, BadRequest):
+    if isinstance(error, RequestRefused):
         return error.status, error_body(error.detail, error.field, error.limit), []
-    if isinstance(error, RequestRefused):  # by a shard
-        return error.status, error_body(str(error)), []
     if isinstance(error, asyncio.CancelledError):
         return 503, error_body("the server is stopping"), [(b"retry-after", b"1")]
     if isinstance(error, ClientDisconnect):
@@ -176,8 +180,8 @@ def error_answer(error: BaseException) -> tuple[int, bytes, list[tuple[bytes, by
         return 503, error_body(str(error)), [(b"retry-after", b"%d" % error.retry_after_seconds)]
     if isinstance(error, RetrieverUnavailable):
         return 503, error_body(str(error)), [(b"retry-after", b"1")]
-    if isinstance(error, DeadlinePassed):
-        return 504, error_body(str(error)), []
+    if type(error) is UnspiralError and error.explained:  # `deadline_passed`
+        return error.status, error_body(str(error)), []
     if type(error) is UserError:  # of the corpus: a line that no check at the start has read
         return 500, error_body(str(error)), []
     # All others may name files and settings of the server, which are no client's business.
@@ -221,7 +225,8 @@ def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
 async def _read(receive: Receive, declared: bytes, max_bytes: int, bodies: Room) -> bytes:
     """The whole body, held in `bodies`; a 413 as soon as it is known to be too large."""
     if (length := declared_size(declared)) > max_bytes:
-        raise BadRequest(413, f"body: {length} bytes, at most {max_bytes} are accepted", "body", max_bytes)
+        counts = f"{length} bytes, at most {max_bytes} are accepted"
+        raise RequestRefused(413, f"body: {counts}", "body", max_bytes)
     parts: list[bytes] = []
     size = 0
     try:
@@ -232,7 +237,7 @@ async def _read(receive: Receive, declared: bytes, max_bytes: int, bodies: Room)
             part = message.get("body", b"")
             if size + len(part) > max_bytes:
                 limit = f"body: more than the {max_bytes} bytes that are accepted"
-                raise BadRequest(413, limit, "body", max_bytes)
+                raise RequestRefused(413, limit, "body", max_bytes)
             if not bodies.try_take(len(part), own=size):
                 raise QueueFull(f"{bodies.limit} bytes of bodies are in flight, the most that are accepted")
             size += len(part)
@@ -250,14 +255,15 @@ def _require_json(content_type: bytes) -> None:
     plain, *parameters = [part.strip().lower() for part in content_type.split(b";")]
     if plain != b"application/json" and not (plain.startswith(b"application/") and plain.endswith(b"+json")):
         given = content_type.decode("latin-1")[:80]
-        raise BadRequest(
+        raise RequestRefused(
             415, f"content-type: {given!r}, expected application/json", "content-type", "application/json"
         )
     for parameter in parameters:
         name, _, value = parameter.partition(b"=")
         if name.strip() == b"charset" and value.strip().strip(b'"') not in (b"utf-8", b"utf8"):
             given = value.strip().decode("latin-1")[:40]
-            raise BadRequest(415, f"content-type: charset {given!r}, expected utf-8", "content-type", "utf-8")
+            what = f"charset {given!r}, expected utf-8"
+            raise RequestRefused(415, f"content-type: {what}", "content-type", "utf-8")
 
 
 def _seconds(value: bytes) -> float:
@@ -267,7 +273,7 @@ def _seconds(value: bytes) -> float:
         seconds = math.nan
     if not seconds > 0:
         given = value.decode("latin-1")[:40]
-        raise BadRequest(
+        raise RequestRefused(
             422, f"X-Timeout-Seconds: {given!r} is no number above 0", "X-Timeout-Seconds", "a number above 0"
         )
     return seconds

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from retriever_service.index_folder.passages import EXPECTED, Row, has_id, parse_row, row_of
 from services.common.errors import UserError
-from services.common.records import Layout, Record, data_files, layout_of, open_unpacked, read_records
+from services.common.records import Record, data_files, layout_of, open_unpacked, read_records
 from services.common.records.files import DAMAGED
 
 _BLOCK = 4 << 20
@@ -51,23 +50,7 @@ class Passage:
 
 def corpus_files(path: str | Path) -> list[Path]:
     """The files of a corpus. Raises UserError where there is none."""
-    with _refused():
-        return data_files(Path(path))
-
-
-def layout(path: Path) -> Layout:
-    """The layout of one file of a corpus. Raises UserError."""
-    with _refused():
-        return layout_of(path)
-
-
-@contextmanager
-def _refused() -> Iterator[None]:
-    """Around a question about the files of a corpus: a form that is not read is the user's mistake."""
-    try:
-        yield
-    except ValueError as error:
-        raise UserError(f"corpus {error}") from None
+    return data_files(Path(path), "a corpus")
 
 
 def read_corpus(
@@ -82,7 +65,7 @@ def read_corpus(
     skipped = skipped if skipped is not None else Skipped()
     files = corpus_files(path)
     numbers = are_numbered(path)
-    if len(files) == 1 and layout(files[0]).plain_lines:
+    if len(files) == 1 and layout_of(files[0]).plain_lines:
         yield from _read_lines(files[0], skip_bad, skipped, line, start, numbers)
     else:
         yield from _read_records(Path(path), len(files) == 1, skip_bad, skipped, start, numbers)
@@ -91,10 +74,7 @@ def read_corpus(
 def are_numbered(path: str | Path) -> bool:
     """Whether the rows of a corpus have their numbers as ids: the first one has no column for an id. Raises
     UserError."""
-    try:
-        first = next(read_records(path), None)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    first = next(read_records(path), None)
     return first is not None and first.fields is not None and not has_id(first.fields)
 
 
@@ -119,25 +99,22 @@ def _read_lines(
                     continue
                 yield Passage(row.id, row.contents, line, position, row.fields)
         except DAMAGED as error:
-            packing = layout(path).packing
+            packing = layout_of(path).packing
             raise UserError(f"{path}: damaged {packing} file after line {line}: {error}") from None
 
 
 def _read_records(
     path: Path, alone: bool, skip_bad: bool, skipped: Skipped, start: int, numbers: bool
 ) -> Iterator[Passage]:
-    try:
-        for number, record in enumerate(read_records(path), 1):
-            if number <= start:
-                continue
-            try:
-                row = _row(record, number - 1 if numbers else None)
-            except ValueError as error:
-                _bad(f"{_place(record)}: {error}; expected {EXPECTED}", skip_bad, skipped)
-                continue
-            yield Passage(row.id, row.contents, record.number if alone else number, number, row.fields)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    for number, record in enumerate(read_records(path), 1):
+        if number <= start:
+            continue
+        try:
+            row = _row(record, number - 1 if numbers else None)
+        except ValueError as error:
+            _bad(f"{_place(record)}: {error}; expected {EXPECTED}", skip_bad, skipped)
+            continue
+        yield Passage(row.id, row.contents, record.number if alone else number, number, row.fields)
 
 
 def _row(record: Record, number: int | None) -> Row:
@@ -156,7 +133,7 @@ def extent(path: Path) -> int:
     """About the `end` of the last passage, for progress: exact for plain JSON Lines and Parquet."""
     text, passages = estimate(path)
     files = corpus_files(path)
-    return text if len(files) == 1 and layout(files[0]).plain_lines else passages
+    return text if len(files) == 1 and layout_of(files[0]).plain_lines else passages
 
 
 def estimate(path: Path) -> tuple[int, int]:
@@ -167,7 +144,7 @@ def estimate(path: Path) -> tuple[int, int]:
 
 
 def _estimate_file(path: Path) -> tuple[int, int]:
-    kind = layout(path)
+    kind = layout_of(path)
     size = path.stat().st_size
     if kind.format == "parquet":
         return _estimate_parquet(path)

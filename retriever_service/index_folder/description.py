@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 
 import orjson
 
-from retriever_service.errors import IndexInvalid, OtherFormat
+from retriever_service.errors import IndexInvalid, damaged
 from retriever_service.index_folder.corpus import checksum, corpus_bytes
 from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE
 from services.common.errors import UserError
@@ -145,12 +145,13 @@ def read_info(folder: str | Path) -> IndexInfo:
         raise IndexInvalid(
             f"index {folder}: {what}; `unspiral index build --corpus FILE --out DIR` makes one"
         )
-    try:
+    with damaged(f"{path}: damaged"):
         meta = orjson.loads(path.read_bytes())
         if meta.get("format") not in (FORMAT, PACKED_FORMAT):
-            raise OtherFormat(
+            raise IndexInvalid(
                 f"index {folder}: format {meta.get('format')}, this version reads {FORMAT} and "
-                f"{PACKED_FORMAT}; build it again, with --overwrite"
+                f"{PACKED_FORMAT}; build it again, with --overwrite",
+                other_format=True,
             )
         if absent := RECORDED - meta.keys():
             raise IndexInvalid(
@@ -159,8 +160,6 @@ def read_info(folder: str | Path) -> IndexInfo:
         size = sum(f["bytes"] for f in meta["files"].values())
         size += sum(read_info(folder / segment).bytes for segment in meta.get("segments", []))
         return IndexInfo(**meta, bytes=size)
-    except (orjson.JSONDecodeError, TypeError, KeyError, AttributeError) as error:
-        raise IndexInvalid(f"{path}: damaged ({error}); build the index again") from None
 
 
 def verify(folder: str | Path, corpus: str | Path | None = None) -> IndexInfo:

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 import orjson
 
-from retriever_service.errors import IndexInvalid
+from retriever_service.errors import damaged
 from retriever_service.index_folder.description import IndexInfo
 from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE, Documents
 from retriever_service.index_folder.rows import Rows
@@ -37,11 +37,9 @@ def read_deletions(folder: Path, info: IndexInfo) -> Deletions:
     if not info.deletions:
         return Deletions(rows=[], tokens=0, frequencies={})
     path = folder / info.deletions
-    try:
+    with damaged(f"{path}: damaged"):
         found = orjson.loads(path.read_bytes())
         return Deletions(rows=found["rows"], tokens=found["tokens"], frequencies=found["frequencies"])
-    except (OSError, orjson.JSONDecodeError, TypeError, KeyError) as error:
-        raise IndexInvalid(f"{path}: damaged ({error}); build the index again") from None
 
 
 class SegmentedDocuments(Documents):

@@ -43,6 +43,7 @@ from retriever_service.indexing.workplace import (
 )
 from services.common.errors import UserError
 from services.common.files import put_folder, sync, write_atomically
+from services.common.users_files import reading
 
 MOST_SEGMENTS = 32
 """Additions that an index holds before it must be merged: each costs every search a little."""
@@ -165,11 +166,9 @@ def delete_from_index(index: str | Path, ids: Sequence[str]) -> IndexInfo:
 
 def read_ids(path: Path) -> list[str]:
     """The ids of a file, one a line. Raises UserError."""
-    try:
+    with reading(f"--ids {path}", "UTF-8 text"):
         lines = path.read_text("utf-8-sig").split("\n")  # an id may hold any other line break of Unicode's
-        return [line for line in lines if line]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--ids {path}: cannot be read ({error})") from None
+    return [line for line in lines if line]
 
 
 def packed_info(index: Path) -> IndexInfo:

@@ -3,8 +3,6 @@ with the recall that it costs."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -29,6 +27,7 @@ from retriever_service.index_folder.description import IndexInfo, IndexSettings,
 from retriever_service.indexing.build import Build, Plan, make_index, silent
 from retriever_service.indexing.parts import Progress
 from services.common.errors import UserError
+from services.common.files import link_or_copy
 from services.common.names import accepted
 from services.common.records import field_of, layout_of, open_unpacked, plain_name, read_records
 from services.common.records.columns import QUESTION
@@ -175,12 +174,7 @@ def read_questions(path: Path, limit: int) -> list[str]:
     question a line."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    try:
-        found = list(
-            islice(_questions_of_lines(path) if _is_text(path) else _questions_of_records(path), limit)
-        )
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    found = list(islice(_questions_of_lines(path) if _is_text(path) else _questions_of_records(path), limit))
     if not found:
         raise UserError(f"{path}: holds no question")
     return found
@@ -191,7 +185,7 @@ def _is_text(path: Path) -> bool:
     such column."""
     try:
         kind = layout_of(path)
-    except ValueError:
+    except UserError:
         return True
     if kind.format != "table":
         return False
@@ -209,22 +203,13 @@ def _questions_of_lines(path: Path) -> Iterator[str]:
 def _questions_of_records(path: Path) -> Iterator[str]:
     for record in read_records(path):
         if record.fields is None:
-            raise ValueError(f"{record.place}: {record.problem}")
+            raise UserError(f"{record.place}: {record.problem}")
         found = field_of(record.fields, QUESTION)
         if found is None or not isinstance(found[1], str):
-            raise ValueError(
+            raise UserError(
                 f'{record.place}: no "question"; expected records with "question", or one question a line'
             )
         yield found[1].strip()
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """The same file at another place, without a copy where the file system can."""
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def as_percent(measured: dict[int, float]) -> str:

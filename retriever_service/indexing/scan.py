@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +24,7 @@ from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE, Do
 from retriever_service.index_folder.rows import BLOCKS_FILE, PLACES_FILE, hash_of, write_fields, write_lookup
 from retriever_service.indexing.sinks import RunsSink, Sink
 from services.common.errors import UserError
-from services.common.files import write_atomically
+from services.common.files import hints, write_atomically
 
 PROGRESS_FILE = "progress.json"
 SCRATCH_FILES = ("hashes", "urls", "lines", PROGRESS_FILE)
@@ -179,13 +179,10 @@ class Scanner:
                 path.unlink()
 
     def _resume(self, key: dict[str, Any], names: Iterable[str]) -> ScanState | None:
-        path = self.folder / PROGRESS_FILE
-        if not path.exists():
+        found = hints(self.folder / PROGRESS_FILE)
+        if found.keys() != {field.name for field in fields(ScanState)}:  # none, torn, or of another version
             return None
-        try:
-            state = ScanState(**orjson.loads(path.read_bytes()))
-        except (orjson.JSONDecodeError, TypeError):  # torn, or of another version: start anew
-            return None
+        state = ScanState(**found)
         whole = state.sizes.keys() >= set(names) and all(
             (self.folder / n).exists() and (self.folder / n).stat().st_size >= size
             for n, size in state.sizes.items()

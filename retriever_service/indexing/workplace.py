@@ -25,7 +25,8 @@ from retriever_service.index_folder.documents import TEXT_FILE
 from retriever_service.index_folder.rows import BLOCKS_FILE, PLACES_FILE
 from retriever_service.indexing.scan import PROGRESS_FILE, SCRATCH_FILES
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.files import holder_of, lock, put_folder, write_atomically
+from services.common.files import hints, lock, put_folder, write_atomically
+from services.common.users_files import make_folder
 
 Key = dict[str, Any]
 """What makes two builds the same, as JSON: format, backend, corpus, settings, and the way of building."""
@@ -36,12 +37,7 @@ def work_folder(out: Path) -> Path:
     if not out.name:
         raise UserError(f"--out {out}: expected a folder that can be renamed, such as index/")
     work = work_of(out)
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"--out {out}: the folder {work} cannot be made ({error.strerror}); give another place"
-        ) from None
+    make_folder(work, f"--out {out}: the folder {work}")
     if any(work.iterdir()) and not (work / "lock").is_file():
         raise IndexInvalid(f"{work}: holds files that are of no build; remove it, or give another --out")
     return work
@@ -51,9 +47,9 @@ def sealed(work: Path, key: Key) -> bool:
     """Whether a build with this key came to its end there, and only was not given its place."""
     try:
         verify(work)
-        return orjson.loads((work / PROGRESS_FILE).read_bytes())["key"] == key
-    except (IndexInvalid, OSError, orjson.JSONDecodeError, KeyError):
+    except (IndexInvalid, OSError):
         return False
+    return hints(work / PROGRESS_FILE).get("key") == key
 
 
 def seal_folder(work: Path, description: dict[str, Any], left_out: Iterable[str] = ()) -> None:
@@ -133,10 +129,6 @@ def changing(index: Path) -> Iterator[Path]:
 @contextmanager
 def locked(folder: Path, file: str = "lock") -> Iterator[None]:
     """Inside, no other process is. Raises EnvironmentLacks where one is now."""
-    try:
-        held = lock(folder / file)
-    except BlockingIOError:
-        holder = holder_of(folder / file)
-        raise EnvironmentLacks(f"{folder}: another build is at work in it{holder}") from None
-    with held:
+    taken = f"{folder}: another build is at work in it"
+    with lock(folder / file, lambda holder: EnvironmentLacks(taken + holder)):
         yield

@@ -15,7 +15,6 @@ from pathlib import Path
 from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
 from retriever_service.dense.on_device import OnDevice
 from retriever_service.dense.search import DenseRanker
-from retriever_service.index_folder.corpus import layout
 from retriever_service.index_folder.description import IndexInfo
 from retriever_service.index_folder.documents import Documents, encode_document
 from retriever_service.index_folder.passages import Row, parse_line
@@ -24,6 +23,7 @@ from retriever_service.search.search_index import RankedIndex
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import written_aside
 from services.common.private_folder import is_own_file, private_folder
+from services.common.records import layout_of
 
 
 class CorpusDocuments(Documents):
@@ -51,7 +51,7 @@ class CorpusDocuments(Documents):
 def open_corpus_documents(corpus: Path) -> CorpusDocuments:
     """Random access to a plain JSONL file. Raises UserError for one of another layout, which has no
     positions."""
-    kind = layout(corpus)
+    kind = layout_of(corpus)
     if kind.format == "empty":
         raise UserError(f"corpus {corpus}: holds no passage")
     if not kind.plain_lines or kind.packing:

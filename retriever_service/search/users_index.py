@@ -13,7 +13,7 @@ from retriever_service.ranking import Reranker
 from retriever_service.search.search_index import Hits
 from services.common.answers import clean_text
 from services.common.errors import UserError
-from services.common.loading.user_code import load, told
+from services.common.loading.user_code import calling, load
 
 
 class Search(Protocol):
@@ -42,10 +42,8 @@ class UsersIndex:
         return [self._one(query, topk) if query.strip() else [] for query in queries]
 
     def _one(self, query: str, topk: int) -> Hits:
-        try:
+        with calling(f"--index {self._path}"):
             found = [(clean_text(contents), float(score)) for contents, score in self._function(query, topk)]
-        except Exception as e:  # a user's function may raise anything
-            raise UserError(f"--index {self._path}: {told(e)}") from e
         return [(encode_document(_id(contents), contents, None), score) for contents, score in found[:topk]]
 
     def normalise(self, query: str) -> str:

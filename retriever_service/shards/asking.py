@@ -21,21 +21,16 @@ _REFUSALS = (400, 413, 422)
 _ACCEPTED = "http://HOST:PORT or https://HOST:PORT is accepted; commas separate shards, | replicas of one"
 
 
-class OtherVersion(Exception):
-    """A shard serves another index by now."""
-
-    def __init__(self, shard: Shard) -> None:
-        super().__init__(shard.name)
-        self.shard = shard
-
-
 class Unavailable(RetrieverUnavailable):
-    """A shard did not answer; the message names it."""
+    """A shard did not answer; the message names it. other_version: it serves another index by now."""
 
-    def __init__(self, shard: Shard, reason: str, *, loading: bool = False) -> None:
+    def __init__(
+        self, shard: Shard, reason: str, *, loading: bool = False, other_version: bool = False
+    ) -> None:
         super().__init__(f"shard {shard.name}: {reason}")
         self.shard = shard
         self.loading = loading
+        self.other_version = other_version
 
 
 @dataclass
@@ -77,8 +72,8 @@ class Shard:
             raise Unavailable(self, what) from None
 
     async def ask(self, path: str, content: Content, asked: dict[str, Any], until: float) -> dict[str, Any]:
-        """The answer to a POST by the index of this content. Raises Unavailable, OtherVersion, and
-        RequestRefused where no replica takes the request and one says that it is wrong."""
+        """The answer to a POST by the index of this content. Raises Unavailable, and RequestRefused
+        where no replica takes the request and one says that it is wrong."""
         body = orjson.dumps({"version": content.about.version, **asked})
         answer = await self._first("POST", path, body, until)
         try:
@@ -122,9 +117,9 @@ class Shard:
             if answer.status_code in _REFUSALS:
                 refused = refused or (answer.status_code, f"shard {self.name}: {reasons[-1]}")
         if refused is not None:
-            raise RequestRefused(refused[1], status=refused[0])
+            raise RequestRefused(*refused)
         if others:
-            raise OtherVersion(self)
+            raise Unavailable(self, "serves another index by now", other_version=True)
         if count > 1:
             reasons = [f"{a}: {why}" for a, why in zip(self._in_turn(), reasons, strict=True)]
         raise Unavailable(self, "; ".join(reasons), loading=bool(loading))

@@ -12,6 +12,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, cast
 
 import httpx
@@ -26,7 +27,7 @@ from retriever_service.search.search_index import Hits, PartHits
 from retriever_service.settings import SHARDS
 from retriever_service.shards import wire
 from retriever_service.shards.agreement import agreed
-from retriever_service.shards.asking import Content, OtherVersion, Shard, Unavailable, parse
+from retriever_service.shards.asking import Content, Shard, Unavailable, parse
 from services.common.errors import EnvironmentLacks, UserError
 
 START_SECONDS = 60.0
@@ -80,12 +81,11 @@ class ShardedIndex:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="shards", daemon=True)
         self._thread.start()
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             self._call(self._look_at_all(tell))
             self._settings = self._agreed()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
         self._analyzer = None
         if len(self._shards) > 1 and self._settings["backend"] == "bm25":
             self._analyzer = Analyzer(AnalyzerSettings(**self._settings["analyzer"]))
@@ -171,10 +171,8 @@ class ShardedIndex:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             for shard in self._shards:
-                try:
-                    self._take(shard, await shard.look(time.monotonic() + self._timeout))
-                except (Unavailable, UserError):
-                    continue  # the next search says what is wrong
+                # Why it does not fit is told by the next search.
+                await self._fit_again(shard, time.monotonic() + self._timeout)
 
     def _take(self, shard: Shard, about: wire.About) -> None:
         """Raises UserError where the new index of a shard does not go with the others."""
@@ -204,22 +202,25 @@ class ShardedIndex:
                 raise RetrieverUnavailable("; ".join(reasons.values()))
             try:
                 return await self._round(used, queries, topk, until), "; ".join(reasons.values())
-            except OtherVersion as changed:
-                shard = changed.shard
-                try:
-                    self._take(shard, await shard.look(until))
-                    continue
-                except (Unavailable, UserError) as error:
-                    reason = str(error)
             except Unavailable as error:
                 shard = error.shard
-                reason = str(error)
+                reason = await self._fit_again(shard, until) if error.other_version else str(error)
+            if not reason:
+                continue
             if not self._partial:
                 raise RetrieverUnavailable(reason)
             reasons[shard] = reason
             shard.out_until = time.monotonic() + OUT_SECONDS
             until = time.monotonic() + self._timeout
         raise RetrieverUnavailable(f"shards {self.info.corpus}: their indexes change faster than they answer")
+
+    async def _fit_again(self, shard: Shard, until: float) -> str:
+        """Take the new index of a shard. Returns why it cannot be used, empty where it can."""
+        try:
+            self._take(shard, await shard.look(until))
+        except (Unavailable, UserError) as error:
+            return str(error)
+        return ""
 
     async def _round(self, shards: list[Shard], queries: list[str], topk: int, until: float) -> list[Hits]:
         contents = [shard.known for shard in shards]

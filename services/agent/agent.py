@@ -3,13 +3,13 @@ those of training."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import sys
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from services.common.deadlines import within
 from services.common.errors import EnvironmentLacks
 from services.contracts import Question, Trajectory, TrajectoryRequest
 from services.rollout.worker.watching import Watch, token_texts
@@ -84,13 +84,9 @@ class Agent:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
         seconds = self.spec.settings.start_timeout_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                await self._worker.start()
-        except TimeoutError as e:
-            raise EnvironmentLacks(
-                f"the engine did not start within rollout.start_timeout_seconds={seconds:g}"
-            ) from e
+        late = f"the engine did not start within rollout.start_timeout_seconds={seconds:g}"
+        async with within(seconds, lambda: EnvironmentLacks(late)):
+            await self._worker.start()
         self.ready = True
 
     async def ask(

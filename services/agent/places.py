@@ -6,13 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from services.common.deadlines import within
 from services.common.errors import EnvironmentLacks
-
-
-class TooManyQuestions(EnvironmentLacks):
-    """As many questions run and wait as are accepted."""
-
-    status = 429
 
 
 class Places:
@@ -36,19 +31,18 @@ class Places:
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
-        """A place, once one is free. Raises TooManyQuestions (429) where too many wait already,
-        EnvironmentLacks (503) after `wait_seconds`."""
+        """A place, once one is free. Raises EnvironmentLacks: 429 where too many wait already, 503 after
+        `wait_seconds`."""
         if self.taken >= self._running + self._waiting:
-            raise TooManyQuestions(
-                f"{self._running} questions run and {self._waiting} wait, the most that are accepted"
+            raise EnvironmentLacks(
+                f"{self._running} questions run and {self._waiting} wait, the most that are accepted",
+                status=429,
             )
         self.taken += 1
         try:
-            try:
-                async with asyncio.timeout(self._wait_seconds):
-                    await self._free.acquire()
-            except TimeoutError:
-                raise EnvironmentLacks(f"no place was free within {self._wait_seconds:g} s") from None
+            late = f"no place was free within {self._wait_seconds:g} s"
+            async with within(self._wait_seconds, lambda: EnvironmentLacks(late)):
+                await self._free.acquire()
             try:
                 yield
             finally:

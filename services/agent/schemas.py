@@ -122,11 +122,11 @@ class ChatRequest(Wire):
     """Only text."""
 
     def question(self) -> str:
-        """The last user's message with a text. Raises WrongField."""
+        """The last user's message with a text. Raises UserError (400)."""
         asked = (m.text().strip() for m in reversed(self.messages) if m.role == "user")
         text = next(filter(None, asked), None)
         if text is None:
-            raise WrongField("messages: expected one of role user, with a text", "messages")
+            raise UserError("messages: expected one of role user, with a text", status=400, field="messages")
         return text
 
     def most_tokens(self) -> int | None:
@@ -138,18 +138,8 @@ UNION_TAGS = {"str", "list[TextPart]"}
 """Parts that pydantic adds to a place, for the member of a union that was tried."""
 
 
-class WrongField(UserError):
-    """A request with a wrong value in `field`."""
-
-    status = 400
-
-    def __init__(self, line: str, field: str, *, status: int | None = None) -> None:
-        super().__init__(line, status=status)
-        self.field = field
-
-
 def parse_request(body: bytes) -> ChatRequest:
-    """A request from its body. Raises WrongField, which names the first mistake."""
+    """A request from its body. Raises UserError (400), which names the first mistake and its field."""
     try:
         return ChatRequest.model_validate_json(body)
     except ValidationError as e:
@@ -157,7 +147,8 @@ def parse_request(body: bytes) -> ChatRequest:
         first = max(e.errors(), key=lambda error: len(error["loc"]))
         place = ".".join(str(part) for part in first["loc"] if part not in UNION_TAGS)
         given = str(first.get("input"))[:60]
-        raise WrongField(f"{place or 'body'}: {first['msg']} (got {given!r})", place or "body") from e
+        place = place or "body"
+        raise UserError(f"{place}: {first['msg']} (got {given!r})", status=400, field=place) from e
 
 
 class ErrorBody(BaseModel):

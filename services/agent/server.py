@@ -29,11 +29,10 @@ from services.agent.schemas import (
     ErrorObject,
     Model,
     ModelList,
-    WrongField,
     error_object,
     parse_request,
 )
-from services.common.errors import EnvironmentLacks, UnspiralError, explains
+from services.common.errors import EnvironmentLacks, UnspiralError, UserError, explains
 from services.common.http.app import new_app
 from services.common.http.bodies import json_body, read_body
 from services.common.http.faults import described, text_answer
@@ -240,7 +239,8 @@ def _completion() -> dict[int | str, dict[str, Any]]:
 
 def _check_name(service: Service, name: str) -> None:
     if name != service.name:
-        raise WrongField(f"model: there is no {name[:60]!r}; {service.name!r} is served", "model", status=404)
+        line = f"model: there is no {name[:60]!r}; {service.name!r} is served"
+        raise UserError(line, status=404, field="model")
 
 
 async def _whole(service: Service, asked: ChatRequest) -> dict[str, Any]:

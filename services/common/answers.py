@@ -31,6 +31,15 @@ def read_json(body: bytes, charset: str | None = None) -> Any:
         raise ValueError(f"not JSON ({error}): {shown(body)}") from None
 
 
+def object_of(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body; empty where it is none."""
+    try:
+        found = read_json(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _decoded(body: bytes, charset: str | None) -> str:
     if charset:
         try:

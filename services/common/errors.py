@@ -16,6 +16,8 @@ class UnspiralError(Exception):
     service answers "internal error". Each has a default per class, and `UserError(line, status=404)`
     overrides it for one error.
 
+    `field` names the field of a request that is wrong, where a service tells it apart from the line.
+
     An override does not cross Ray: what `ray.get` raises reads the defaults of the class, and the values are
     those of its `cause`. An error that leaves an actor with another status has a class of its own.
     """
@@ -23,6 +25,7 @@ class UnspiralError(Exception):
     exit_code = 1
     status = 500
     explained = False
+    field: str | None = None
 
     def __init__(
         self,
@@ -31,6 +34,7 @@ class UnspiralError(Exception):
         exit_code: int | None = None,
         status: int | None = None,
         explained: bool | None = None,
+        field: str | None = None,
     ) -> None:
         super().__init__(line)
         # Set on the instance alone, and only if given: pickling keeps them, and class defaults stay visible.
@@ -40,6 +44,8 @@ class UnspiralError(Exception):
             self.status = status
         if explained is not None:
             self.explained = explained
+        if field is not None:
+            self.field = field
 
 
 class UserError(UnspiralError):

@@ -122,6 +122,15 @@ def move(source: Path, target: Path) -> None:
     os.replace(source, target)
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """The same file at another place, without a copy where the file system can."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def readable_as_usual(path: Path) -> None:
     """Give a file that was made for its owner alone, or all such files of a folder, the mode that `open`
     gives."""
@@ -153,15 +162,18 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def lock(path: Path) -> TextIO:
-    """An open file that is locked until it is closed. Raises BlockingIOError where another process holds it,
-    OSError."""
-    handle = open(path, "a")  # noqa: SIM115 (the lock lives as long as the handle)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
-        handle.close()
-        raise
+def lock(path: Path, refused: Callable[[str], Exception] | None = None) -> TextIO:
+    """An open file that is locked until it is closed. Where another process holds it, raises what `refused`
+    makes of its holder (as `holder_of`), otherwise BlockingIOError. Raises OSError."""
+    with contextlib.ExitStack() as undo:
+        handle = undo.enter_context(open(path, "a"))  # the lock lives as long as the handle
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if refused is None:
+                raise
+            raise refused(holder_of(path)) from error
+        undo.pop_all()
     return handle
 
 
@@ -187,6 +199,16 @@ def append_json(path: Path, record: dict[str, Any]) -> None:
             file.seek(-1, os.SEEK_END)
             line = line if file.read(1) == b"\n" else "\n" + line
         file.write(line.encode())
+
+
+def hints(path: Path) -> dict[str, Any]:
+    """The object of a small JSON file that a run can do without; empty where it is absent, torn, or of
+    another form."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

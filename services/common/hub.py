@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.loading.extras import not_imported
+from services.common.loading.extras import needed_for
 
 Say = Callable[[str], None]
 
@@ -93,10 +93,8 @@ def fetched(name: HubName, what: str, say: Say = print) -> Path:
     the hub is out of reach, or the package that reads it is not installed, and UserError where the hub shows
     no such repository.
     """
-    try:
+    with needed_for(what):
         from huggingface_hub import constants, errors, hf_hub_download, snapshot_download
-    except ModuleNotFoundError as e:
-        raise EnvironmentLacks(f"{what}: {not_imported(e)}") from e
     patterns = list(MODEL_FILES if name.kind == "model" else DATA_FILES)
 
     def get(cached_alone: bool) -> Path:

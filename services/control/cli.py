@@ -12,7 +12,7 @@ import typer
 
 from services.common.counting import counted
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.files import holder_of
+from services.common.files import hints, holder_of
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.loading.lazy import LazyModule
 from services.common.run_paths import LATEST, run_folder
@@ -160,16 +160,12 @@ def address_of(url: str) -> str:
     if url != LATEST and not Path(url).is_dir():
         return url
     run = run_folder(url)
-    try:
-        return json.loads((run / "control.json").read_text(encoding="utf-8"))["url"]
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        if holder := holder_of(run / ".lock"):
-            raise EnvironmentLacks(
-                f"--url {url}: {run} is starting{holder}; ask again in some seconds"
-            ) from e
-        raise UserError(
-            f"--url {url}: no control plane is named in {run / 'control.json'}; does the run go on?"
-        ) from e
+    found = hints(run / "control.json").get("url")
+    if isinstance(found, str):
+        return found
+    if holder := holder_of(run / ".lock"):
+        raise EnvironmentLacks(f"--url {url}: {run} is starting{holder}; ask again in some seconds")
+    raise UserError(f"--url {url}: no control plane is named in {run / 'control.json'}; does the run go on?")
 
 
 def show(status: RunStatus) -> None:

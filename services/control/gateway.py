@@ -22,7 +22,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import ValidationError
 
-from services.common.answers import read_json
+from services.common.answers import object_of
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.peers import asking
 from services.common.peers.asking import LOOK_SECONDS
@@ -99,12 +99,9 @@ def _key(run: str, id: str) -> bytes:
 
 def announcement(value: bytes | None) -> Announcement | None:
     """What a run announced, or None where it is no announcement that can be checked."""
-    try:
-        about = read_json(value or b"")
-    except ValueError:
-        return None
+    about = object_of(value or b"")
     kinds = {"run": str, "id": str, "url": str, "started": float}
-    if isinstance(about, dict) and all(isinstance(about.get(k), t) for k, t in kinds.items()):
+    if all(isinstance(about.get(k), t) for k, t in kinds.items()):
         return cast(Announcement, about)
     return None
 

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import orjson
 
-from services.common.answers import read_json
+from services.common.answers import object_of
 from services.common.errors import UserError
 from services.contracts import TokenBatch
 from services.likelihood.microscope.building import Lens, Slide
@@ -269,20 +269,9 @@ class LikelihoodClient:
     def _send(self, message: Message) -> str | None:
         """None when the message is dealt with; else why it must be sent again."""
         kind = "application/json" if message.method == "POST" else "application/octet-stream"
-        try:
-            body = message.body
-        except (
-            Exception
-        ) as e:  # whatever it is, it would be the same next time: the record is lost, those behind it are not
+        body = message.written()
+        if body is None:
             self.refused += 1
-            log.error(
-                "%s of run %s, step %d cannot be written out: %s: %s",
-                message.kind,
-                message.run,
-                message.step,
-                type(e).__name__,
-                e,
-            )
             return None
         try:
             answer = self._http.request(
@@ -293,7 +282,7 @@ class LikelihoodClient:
         except httpx.HTTPError as e:
             problem = f"breaks off ({type(e).__name__})"
             return None if self._is_poison(message, problem) else problem
-        said = _said(answer)
+        said = object_of(answer.content)
         if answer.is_success and said.get("run") == message.run:
             return None
         # Not in the service's own words, so an ingress or a page before it answers; a body that is too large
@@ -352,17 +341,8 @@ def _json(record: Record) -> bytes:
     return orjson.dumps(vars(record), default=vars, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _said(answer: httpx.Response) -> dict[str, Any]:
-    """What the service answered; empty where it is no JSON object."""
-    try:
-        said = read_json(answer.content)
-    except ValueError:
-        return {}
-    return said if isinstance(said, dict) else {}
-
-
 def _reason(answer: httpx.Response) -> str:
-    detail = _said(answer).get("detail")
+    detail = object_of(answer.content).get("detail")
     if detail is not None:
         return f"{answer.status_code} {' '.join(str(detail).split())[:500]}"
     what = "; its answer is not the service's" if answer.is_success else ""

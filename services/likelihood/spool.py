@@ -13,7 +13,8 @@ from pathlib import Path
 import orjson
 
 from services.common.errors import EnvironmentLacks
-from services.common.files import holder_of, lock, move, write_atomically
+from services.common.files import lock, move, write_atomically
+from services.common.users_files import writing
 
 log = logging.getLogger("unspiral.likelihood")
 
@@ -39,6 +40,16 @@ class Message:
     def body(self) -> bytes:
         return self.make()
 
+    def written(self) -> bytes | None:
+        """The body; None, and a line in the log, where it cannot be made: it could not the next time either,
+        so the record is lost, and those behind it are not."""
+        try:
+            return self.body
+        except Exception as e:
+            what = f"{self.kind} of run {self.run}, step {self.step}"
+            log.error("%s cannot be written out: %s: %s", what, type(e).__name__, e)
+            return None
+
 
 class Spool:
     """Not thread-safe: the client holds a lock around it.
@@ -52,14 +63,10 @@ class Spool:
         self.folder = Path(folder)
         self.memory_bytes = memory_bytes
         self.token_steps = token_steps
-        try:
+        taken = f"spool folder {self.folder}: in use by another process"
+        with writing(f"spool folder {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = lock(self.folder / "lock")
-        except BlockingIOError as e:
-            holder = holder_of(self.folder / "lock")
-            raise EnvironmentLacks(f"spool folder {self.folder}: in use by another process{holder}") from e
-        except OSError as e:
-            raise EnvironmentLacks(f"spool folder {self.folder}: cannot be used ({e.strerror})") from e
+            self._lock = lock(self.folder / "lock", lambda holder: EnvironmentLacks(taken + holder))
         for torn in self.folder.glob("*.tmp"):
             torn.unlink()
         self.files = deque(sorted(self.folder.glob("*.msg")))
@@ -153,11 +160,7 @@ class Spool:
             self.files.extend(newer)
 
     def _write(self, message: Message) -> None:
-        try:
-            message.body  # noqa: B018  (made now)
-        except Exception as e:  # it would be the same next time: the record is lost, those behind it are not
-            about = (message.kind, message.run, message.step)
-            log.error("%s of run %s, step %d cannot be written out: %r", *about, e)
+        if message.written() is None:
             return
         path = self._path(message)
         self._save(message, path)
@@ -175,12 +178,8 @@ class Spool:
 
     def _save(self, message: Message, path: Path) -> None:
         head = orjson.dumps([message.kind, message.run, message.step, message.method, message.path])
-        try:
+        with writing(f"the service is away, and the spool folder {self.folder}"):
             write_atomically(path, len(head).to_bytes(4, "big") + head + message.body, durable=True)
-        except OSError as e:
-            raise EnvironmentLacks(
-                f"spool folder {self.folder}: cannot be written ({e.strerror}), and the service is away"
-            ) from e
 
     def _read(self, path: Path) -> Message:
         raw = path.read_bytes()

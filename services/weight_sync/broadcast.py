@@ -66,6 +66,7 @@ def receive(group: Group, load: Load) -> None:
             for number, pieces in enumerate(layout.buckets):
                 arrived = coming
                 if number + 1 < len(layout.buckets):
+                    # It travels while this one is written into the model.
                     coming = begin(number + 1)
                 group.wait(arrived)
                 written = True
@@ -334,6 +335,7 @@ def raise_failed(outcomes: Sequence[Outcome]) -> None:
     failed = [o for o in outcomes if o]
     if not failed:
         return
+    # Parts of one model: if one took the version and another did not, the engine is half of both.
     unlike = len(failed) < len(outcomes) or len({o["error"] for o in failed}) > 1
     for outcome in failed:
         if outcome["error"] not in _ERRORS:

@@ -291,6 +291,7 @@ class Group:
                     return
             except RuntimeError:
                 self._broken = f"{self.names[0]} is gone"
+                # Not kept for the next group: there is nobody at the other end.
                 self._connections = []
                 return
 
@@ -414,6 +415,7 @@ def break_group(ticket: Ticket, reason: str) -> None:
 
 def _mark_broken(store: Any, reason: str) -> None:
     try:
+        # The first reason stays: those that follow are its consequences.
         store.compare_set("broken", "", reason)
     except RuntimeError:
         return  # the store's process is gone, which tells the others as well

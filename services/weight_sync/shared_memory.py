@@ -170,6 +170,7 @@ class _Packer:
             header[name] = {"dtype": _TYPES[dtype], "shape": shape, "data_offsets": (offset, offset + nbytes)}
             offset += nbytes
         text = json.dumps(header).encode()
+        # The format's rule: the weights begin at a multiple of 8 bytes.
         text += b" " * (-len(text) % 8)
         begin = _HEADER_BYTES - 8 - len(text)
         whole = self._buffer.numpy()
@@ -279,6 +280,7 @@ def orphans() -> list[Path]:
 
 def _place(nbytes: int) -> Path:
     """/dev/shm where it has room for the weights; otherwise the temporary folder."""
+    # A tenth more than the weights: headers, and what another worker begins to write at the same time.
     if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 1.1 * nbytes:
         return _MEMORY
     _say_full(nbytes)

@@ -106,8 +106,11 @@ def fault(words):
     context = command.make_context("unspiral", [], resilient_parsing=True)
     words = list(words)
     while hasattr(command, "commands"):
-        if not words or words[0] in ("--help", "--version", "--install-completion"):
+        if not words:
             return None
+        if words[0].startswith("--"):
+            own = {f for p in command.params for f in p.opts} | {"--help"}
+            return None if words[0] in own else f"no option {words[0]}"
         if words[0] not in command.commands:
             return f"no command {words[0]}"
         name = words.pop(0)

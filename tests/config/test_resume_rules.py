@@ -355,8 +355,8 @@ def test_a_run_whose_checkpoints_are_links_is_the_same_one(begun):
         ("model.safetensors", b"", "is no whole safetensors file: a header of 0 bytes"),
         ("model.safetensors", b"\x40" + bytes(7) + b'{"a":', "a header of 64 bytes in a file of 13"),
         ("model.safetensors", b"\x02" + bytes(7) + b"[]", "is no whole safetensors file"),
-        ("tokenizer.json", LFS_POINTER, "is no JSON: .*; fetch it with git lfs pull"),
-        ("tokenizer_config.json", b"{", "is no JSON: "),
+        ("tokenizer.json", LFS_POINTER, "is no whole JSON file: .*; fetch it with git lfs pull"),
+        ("tokenizer_config.json", b"{", "is no whole JSON file: "),
     ],
 )
 def test_a_torn_model_file_is_named_in_one_line(begun, name, content, said):

@@ -286,7 +286,7 @@ def test_a_disk_that_is_full_is_one_reason_at_the_first_file(tmp_path, monkeypat
         tried.append(source)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("trainer.loop.keeping.replaced_state._link", full)
+    monkeypatch.setattr("trainer.loop.keeping.replaced_state.link_or_copy", full)
     with pytest.raises(
         CheckpointNotWritten, match=r"cannot be written: \[Errno 28\] No space left on device$"
     ):

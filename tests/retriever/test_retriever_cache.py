@@ -9,10 +9,9 @@ import httpx
 import orjson
 import pytest
 
-from retriever_service.errors import QueueFull
+from retriever_service.errors import QueueFull, RequestRefused
 from retriever_service.http.dialects import Dialects
 from retriever_service.http.launch import serve_in_thread
-from retriever_service.http.schemas import BadRequest
 from retriever_service.http.service import ResultCache, Service, encode_answer
 from retriever_service.search.index import Index
 from retriever_service.settings import ServerSettings
@@ -133,7 +132,7 @@ def test_queries_to_an_encoder_share_an_answer_only_where_they_are_the_same():
 
 async def test_the_limit_that_too_many_queries_name_is_one_that_is_taken():
     dialects = Dialects(Service(ServerSettings(index="i", max_passages=10), lambda: None))
-    with pytest.raises(BadRequest) as error:
+    with pytest.raises(RequestRefused) as error:
         await dialects.retrieve(orjson.dumps({"queries": ["a"] * 20, "topk": 1}), 1)
     assert (error.value.field, error.value.limit) == ("queries", 10)
     assert "at most 10 are accepted" in error.value.detail

@@ -16,9 +16,9 @@ import pytest
 from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
-from retriever_service.errors import IndexInvalid
+from retriever_service.errors import IndexInvalid, RequestRefused
 from retriever_service.http.launch import serve_in_thread
-from retriever_service.http.schemas import BadRequest, BatchSearchRequest, SearchRequest, parse_body
+from retriever_service.http.schemas import BatchSearchRequest, SearchRequest, parse_body
 from retriever_service.http.server import create_app
 from retriever_service.http.web import error_answer
 from retriever_service.search.index import Index
@@ -529,6 +529,6 @@ def test_an_error_about_the_server_itself_is_logged_and_not_told_to_a_client(cap
 
 @pytest.mark.parametrize("request_of", [SearchRequest, BatchSearchRequest])
 def test_the_first_wrong_field_of_flashrags_request_is_named(request_of):
-    with pytest.raises(BadRequest, match=r"^query: ") as error:
+    with pytest.raises(RequestRefused, match=r"^query: ") as error:
         parse_body(TypeAdapter(request_of), b'{"query": 3, "return_score": "x", "return_scores": "x"}')
     assert error.value.field == "query"

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from retriever_service.http.schemas import BadRequest
+from retriever_service.errors import RequestRefused
 from retriever_service.http.service import Service
 from retriever_service.index_folder.description import IndexInfo
 from retriever_service.settings import ServerSettings
@@ -94,7 +94,7 @@ async def test_work_that_is_refused_fails_alone_and_nothing_else_of_its_batch_is
 
     def other(index):
         done.append("other")
-        raise BadRequest(409, "version: another one", "version")
+        raise RequestRefused(409, "version: another one", "version")
 
     def good(index):
         done.append("good")
@@ -108,8 +108,8 @@ async def test_work_that_is_refused_fails_alone_and_nothing_else_of_its_batch_is
     await before
     found = await asyncio.gather(*asks, return_exceptions=True)
     assert (found[0], found[2]) == ("one", "one")
-    assert isinstance(found[1], BadRequest) and found[1].status == 409
+    assert isinstance(found[1], RequestRefused) and found[1].status == 409
     assert done == ["good", "other", "good"]
-    with pytest.raises(BadRequest):
+    with pytest.raises(RequestRefused):
         await service.with_index(other, 1, 60.0)
     await service.stop()

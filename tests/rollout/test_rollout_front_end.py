@@ -212,7 +212,7 @@ def test_only_vllm_takes_a_type_for_its_logits():
 
 
 def test_the_benchmark_of_the_front_end_finds_ours_cheaper():
-    from benchmarks import front_end
+    from benchmarks.rollout import front_end
     from services.rollout.engines import vllm_front_end as front
 
     front.install()

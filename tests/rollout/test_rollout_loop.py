@@ -374,11 +374,11 @@ def test_a_template_of_ones_own_is_taken_by_import_path():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("class T(:\n", "cannot be imported (SyntaxError: "),
-        ("raise OSError('no\\nfile')\n", "cannot be imported (OSError: no file)"),
+        ("class T(:\n", "cannot be imported: SyntaxError: "),
+        ("raise OSError('no\\nfile')\n", "cannot be imported: OSError: no file ("),
         (
             "class T:\n    pass\n",
-            "cannot be made from a tokenizer and the settings (TypeError: T() takes no arguments)",
+            "cannot be made from a tokenizer and the settings: TypeError: T() takes no arguments (",
         ),
         (
             "from services.rollout.worker.templates.base import TagTemplate\n"

@@ -12,9 +12,9 @@ from chromium import CHROMIUM, browser  # noqa: F401
 from suite_rows import evaluation
 
 from services.common.errors import UserError
+from services.common.users_files import load_object
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 from trainer.suite.cli import page_command
-from trainer.suite.folder import read_json
 from trainer.suite.published import PUBLISHED
 from trainer.suite.sets import SETS
 from trainer.suite.tables import COLUMNS, short
@@ -55,7 +55,7 @@ def test_ours_and_the_papers_rows_stand_below_the_same_heads(tmp_path):
     ours = [row for row in found.rows if len(row) == len(COLUMNS) + 1 and len(row[1]) == 2]
     assert [row[0] for row in ours] == [["runs/<b>mine</b>", "rag"], ["m", "agent"]]
     for row, folder in zip(ours, (a, b), strict=True):
-        result = read_json(folder / "result.json")
+        result = load_object(folder / "result.json")
         for name, cell in zip(COLUMNS, row[1:], strict=True):
             given = (result["sources"] | result["averages"])[name]["em"]
             assert cell == [short(given["mean"]), f"{short(given['low'])}–{short(given['high'])}"]

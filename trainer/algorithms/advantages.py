@@ -31,6 +31,7 @@ def group_advantages(rewards: PerTrajectory, group_ids: Tensor, kind: AdvantageK
     if kind not in get_args(AdvantageKind):
         raise ValueError(f"unknown advantage {kind!r}; known: {', '.join(get_args(AdvantageKind))}")
     group, finite, born, left, equal = _groups(rewards, group_ids)
+    # float64, so that "is its group's mean" does not hang on the order of a sum.
     r = torch.where(finite, rewards.double(), 0.0)
     zeros, n, others = r.new_zeros(len(born)), left.clamp(min=1).double(), (left - 1).clamp(min=1).double()
     mean = zeros.scatter_add(0, group, r) / n
@@ -48,6 +49,8 @@ def group_advantages(rewards: PerTrajectory, group_ids: Tensor, kind: AdvantageK
         several = centred * (n / others)[group] if kind == "rloo" else centred
         alone = torch.zeros_like(r)
     result = torch.where((left < 2)[group] | equal[group], 0.0, several)
+    # A group of one by design has a value of its own. One that has lost its others has not: nothing is left
+    # to compare with.
     result = torch.where((born == 1)[group] & finite, alone, result)
     return result.to(rewards.dtype if rewards.is_floating_point() else torch.get_default_dtype())
 

@@ -106,6 +106,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 log_total = total.log()
                 logp[rows] = logits.gather(1, targets[rows, None])[:, 0] - log_total
                 lse[rows] = top[:, 0] + log_total
+                # Entropy is log sum exp minus the mean logit; both with the largest logit taken off, which
+                # cancels.
                 entropy[rows] = log_total - probs.mul_(logits).sum(-1) / total
                 del logits, probs
         ctx.save_for_backward(hidden, weight, targets, bias, lse, entropy)
@@ -144,6 +146,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 logits = _logits(hidden, weight[a:b], None if bias is None else bias[a:b], t)
                 logits.sub_(lse[:, None])  # log-probs
                 inside = (targets >= a) & (targets < b)
+                # A target in another block is moved to the border of this one, where `inside` adds 0 for it.
                 target = (targets - a).clamp(0, b - a - 1)[:, None]
                 # With p = softmax and H the entropy: d logp[target] / d logit_j = 1[j = target] - p_j,
                 # and d H / d logit_j = -p_j (log p_j + H). Below, minus the gradient is formed in place.
@@ -158,6 +161,7 @@ class _TokenLogprobs(torch.autograd.Function):
                     minus.scatter_add_(1, target, torch.where(inside, -g, 0.0)[:, None])
                     del probs
                 if host_ids:
+                    # On the host: the length of a slice that a GPU finds has to be waited for.
                     low = bisect_left(host_ids, a)
                     high = bisect_left(host_ids, b)
                     minus.index_fill_(1, ids[low:high] - a, 0.0)

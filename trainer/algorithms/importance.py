@@ -42,6 +42,7 @@ def importance_weights(
         if mode == "off":
             return torch.ones_like(difference)
         ratio = (difference.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).exp()
+        # Asked this way round, NaN is not kept.
         kept = (ratio >= 1 / cap) & (ratio <= cap)
         return torch.where(mask & ~kept, 0.0, torch.ones_like(difference))
 
@@ -81,5 +82,6 @@ def mismatch_masks(
 
 
 def _inside(log_ratio: PerToken, band: Band) -> TokenMask:
+    # Asked this way round, NaN lies outside.
     ratio = log_ratio.exp()
     return (ratio >= band[0]) & (ratio <= band[1])

@@ -25,4 +25,5 @@ def overlong_penalty(
     if zone_tokens == 0:
         return torch.zeros(lengths.shape, dtype=torch.float32, device=lengths.device)
     over = (lengths.float() - (max_tokens - zone_tokens)) / zone_tokens
+    # Not `-penalty * ...`, which is -0.0 for a short answer, and is printed so.
     return 0.0 - penalty * over.clamp(0, 1)

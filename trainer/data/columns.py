@@ -17,6 +17,7 @@ from typing import Any
 from services.common.errors import UserError
 from services.common.records import field_of
 from services.common.records.columns import IDENTITY, QUESTION, is_missing, plain_name
+from services.common.records.files import json_value
 from services.contracts import Question
 
 REWARD = ("reward_model", "reward_spec")
@@ -236,10 +237,7 @@ def list_in(text: str) -> list[str | int | float] | None:
     NumPy writes no commas (`['Rome' 'Roma']`), which Python would read as one text: so it is read word by
     word.
     """
-    try:
-        held = json.loads(text)
-    except (ValueError, RecursionError):
-        held = None
+    held = json_value(text)
     if isinstance(held, list) and all(
         isinstance(one, str | int | float) and not isinstance(one, bool) for one in held
     ):

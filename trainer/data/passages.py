@@ -51,7 +51,7 @@ def is_corpus(path: Path) -> bool:
         if asks and answers:
             return False  # questions that carry a passage of their own
         return bool(row_of(first.fields, None if asks or answers else 0))
-    except ValueError:
+    except (UserError, ValueError):
         return False
 
 
@@ -64,31 +64,28 @@ def validate_corpus(path: Path, on_rows: Callable[[int], None] = lambda rows: No
     ids = array("Q")
     texts = array("Q")
     numbers = are_numbered(path)
-    try:
-        for number, record in enumerate(read_records(path), 1):
-            if number % 1000 == 0:
-                on_rows(number)
-            try:
-                if record.fields is None:
-                    raise ValueError(record.problem)
-                row = row_of(record.fields, number - 1 if numbers else None)
-            except ValueError as error:
-                report.malformed += 1
-                if len(report.problems) < SHOWN:
-                    report.problems.append(f"{record.place}: {error}")
-                continue
-            report.passages += 1
-            ids.append(hash_of(row.id))
-            texts.append(hash_of(row.contents))
-            if not row.contents.strip():
-                report.empty += 1
-                _note(report, f"{record.place}: the passage {row.id!r} is empty", report.empty)
-            if ODD.search(row.contents):
-                report.odd += 1
-                text = "the text looks like UTF-8 that was read as another encoding"
-                _note(report, f"{record.place}: {text}", report.odd)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    for number, record in enumerate(read_records(path), 1):
+        if number % 1000 == 0:
+            on_rows(number)
+        try:
+            if record.fields is None:
+                raise ValueError(record.problem)
+            row = row_of(record.fields, number - 1 if numbers else None)
+        except ValueError as error:
+            report.malformed += 1
+            if len(report.problems) < SHOWN:
+                report.problems.append(f"{record.place}: {error}")
+            continue
+        report.passages += 1
+        ids.append(hash_of(row.id))
+        texts.append(hash_of(row.contents))
+        if not row.contents.strip():
+            report.empty += 1
+            _note(report, f"{record.place}: the passage {row.id!r} is empty", report.empty)
+        if ODD.search(row.contents):
+            report.odd += 1
+            text = "the text looks like UTF-8 that was read as another encoding"
+            _note(report, f"{record.place}: {text}", report.odd)
     report.same_ids = _repeated(ids)
     report.same_texts = _repeated(texts)
     return report

@@ -143,20 +143,14 @@ def parsed(
 ) -> Iterator[tuple[Record, Parsed] | BadRow]:
     """Each row with its question, or the reason why it has none. Columns of Parquet that no question needs
     are read only on request."""
-    try:
-        files = data_files(path)
-    except ValueError as error:
-        raise UserError(f"{error}; expected questions as {ACCEPTED}") from None
+    files = data_files(path, f"questions as {ACCEPTED}")
     _refuse_several_splits(path, files)
     number = 0
     for file in files:
         source = source_of(file)
-        try:
-            for record in read_records(file, None if all_columns else keys.is_wanted):
-                yield _parsed_record(record, number, source, keys)
-                number += 1
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        for record in read_records(file, None if all_columns else keys.is_wanted):
+            yield _parsed_record(record, number, source, keys)
+            number += 1
 
 
 def _parsed_record(record: Record, number: int, source: str, keys: Keys) -> tuple[Record, Parsed] | BadRow:

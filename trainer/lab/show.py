@@ -20,7 +20,7 @@ from rich.table import Table
 
 from services.common.counting import counted
 from services.common.errors import UnspiralError, UserError
-from services.common.files import holder_of, json_lines, lock, move, write_atomically, write_json
+from services.common.files import json_lines, lock, move, write_atomically, write_json
 from services.common.processes import signals
 from services.common.progress import progress_on
 from services.likelihood.exports.report import write_report
@@ -70,14 +70,9 @@ def fresh_config(raw: dict[str, Any]) -> Config:
     """
     config = parse_config(raw)
     if config.run_dir.is_dir():
-        try:
-            held = lock(config.run_dir / ".lock")
-        except BlockingIOError as e:
-            raise UserError(
-                f"{config.run_dir} is in use by another running process"
-                f"{holder_of(config.run_dir / '.lock')}; choose another --dir or --seed"
-            ) from e
-        with held:
+        taken = f"{config.run_dir} is in use by another running process"
+        way = "; choose another --dir or --seed"
+        with lock(config.run_dir / ".lock", lambda holder: UserError(taken + holder + way)):
             before = config.run_dir.with_name(config.run_dir.name + ".before")
             shutil.rmtree(before, ignore_errors=True)
             move(config.run_dir, before)

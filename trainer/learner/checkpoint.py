@@ -85,6 +85,7 @@ def written_aside(path: Path, known: Mapping[str, dict[str, Any]] | None = None)
                 manifest[name] = {"bytes": f.stat().st_size, "sha256": _sha256(f)}
         write_json(aside / MANIFEST, {"files": manifest})
         readable_as_usual(aside)
+        # All of it, before the rename: after a power cut a name may be there without what it names.
         for f in [*files, aside / MANIFEST, *(d for d in aside.rglob("*") if d.is_dir()), aside]:
             sync(f)
         old = _earlier(path) if _NAME.match(path.name) else aside.with_name(aside.name + "-old")
@@ -108,6 +109,7 @@ def fault(path: Path, *, checksums: bool = True) -> str | None:
         expectations = [(name, entry["bytes"], entry["sha256"]) for name, entry in files.items()]
     except _NO_SUCH_JSON as e:
         return f"{MANIFEST} can't be read ({e})"
+    # A manifest that lists too little fits what is there, and describes no checkpoint.
     if missing := _missing(NEEDED, files):
         return f"{MANIFEST} lists no {missing}"
     for name, size, sha256 in expectations:
@@ -203,6 +205,8 @@ def mark_best(run_dir: str | Path, checkpoint: Path | None) -> None:
         return
     aside = link.with_name(f"{ASIDE}{BEST}")
     aside.unlink(missing_ok=True)
+    # Made aside and renamed: the link leads somewhere at each moment. Relative, so that a run's folder can be
+    # moved.
     aside.symlink_to(checkpoint.name)
     move(aside, link)
 
@@ -265,6 +269,7 @@ def step_of(path: Path) -> int:
 def _newest_first(run_dir: Path) -> list[Path]:
     folder = run_dir / "checkpoints"
     found = [(m, p) for p in (folder.iterdir() if folder.is_dir() else ()) if (m := _NAME.match(p.name))]
+    # Of two folders of a step the one with the plain name is the newer.
     return [p for m, p in sorted(found, key=lambda x: (-int(x[0][1]), bool(x[0][2])))]
 
 
@@ -336,7 +341,8 @@ class TensorReader:
             else ["model.safetensors"]
         )
         self._files = [safe_open(folder / n, framework="pt") for n in names]
-        self._where = {key: f for f in self._files for key in f.keys()}  # noqa: SIM118 (safe_open is no mapping)
+        # A file is no mapping, so that its names are asked for.
+        self._where = {key: f for f in self._files for key in f.keys()}  # noqa: SIM118
 
     @property
     def names(self) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -91,6 +92,8 @@ class LearnerGroup:
             num_gpus=demand.get("GPU", 0),
             resources={k: v for k, v in demand.items() if k not in ("CPU", "GPU")},
             runtime_env={"env_vars": self._environment()},
+            # A rank that Ray started again would have no weights and no process group: the driver restores
+            # all of them together.
             max_restarts=0,
         )
         options = {
@@ -98,16 +101,15 @@ class LearnerGroup:
             "reference": self.reference,
             "masked_ids": self.masked_ids,
         }
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             for rank in range(self.ranks):
                 self._handles.append(RankHandle(create.remote(self.config, rank=rank, **options), rank))
             hosts = self._results([h.address() for h in self._handles], limit, deadline, demand)
             [port] = self._results([self._handles[0].host_store(hosts[0])], limit, deadline)
             self.where = self._results([h.setup(hosts[0], port) for h in self._handles], limit, deadline)
             self._check_devices()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def _check_devices(self) -> None:
         """Raises LearnerError where two ranks are on one GPU, which NCCL refuses with a message that
@@ -142,6 +144,7 @@ class LearnerGroup:
     def score(self, batch: TokenBatch) -> Scores:
         """Log-probs and entropies under the current weights, at `rollout.temperature`."""
         handles = self._running()
+        # Put once: as a plain argument it would be copied into the object store for each rank.
         shared = ray.put(batch)
         return gathered(batch, self._results([h.score(shared) for h in handles]))
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from services.common.errors import UserError
-from services.common.loading.user_code import load, told
+from services.common.loading.user_code import calling, load
 from services.contracts import TrainBatch
 from trainer.algorithm_names import is_known_loss
 from trainer.algorithms import (
@@ -116,7 +116,7 @@ class Objective:
         """The policy term: of a loss that is known by name, or of the user's own."""
         a = self.algorithm
         if not is_known_loss(a.loss):
-            try:
+            with calling(f"algorithm.loss={a.loss}", passes=(UserError,)):
                 return users_policy_loss(
                     token_loss(a.loss),
                     logp,
@@ -127,10 +127,6 @@ class Objective:
                     clip_high=a.clip_high,
                     importance_weights=self._weights(m),
                 )
-            except UserError:
-                raise
-            except Exception as e:  # a user's function may raise anything
-                raise UserError(f"algorithm.loss={a.loss}: {told(e)}") from e
         return policy_loss(
             a.loss,
             logp,

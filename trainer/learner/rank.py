@@ -95,6 +95,8 @@ class LearnerRank(RankSteps):
         self._plan_memory(policy)
         if self.settings.lora:
             self.base_weights = weights_digest(self.model_path)
+        # In host memory, and exchanged with the policy's while they score: a second model on the device would
+        # take the room of activations, for one pass per batch.
         self.reference_weights = self.engine.copy_weights() if self.reference else None
         on_gpu = self.device.type == "cuda"
         return RankInfo(
@@ -167,6 +169,8 @@ class LearnerRank(RankSteps):
 
     def _check(self, batch: TokenBatch) -> None:
         ids = batch.token_ids
+        # On a GPU an embedding ends such an id with an assertion that names nothing, and the process is of no
+        # use after it.
         for extreme in (int(ids.min(initial=0)), int(ids.max(initial=0))):
             if not 0 <= extreme < self.vocabulary:
                 raise ValueError(f"token id {extreme} is outside the model's vocabulary of {self.vocabulary}")
@@ -208,6 +212,8 @@ class LearnerRank(RankSteps):
         # Before the first backward pass: a micro-batch's loss is divided by what its whole step counts, or
         # the gradient would depend on the split.
         counts = self._global_counts(micros, Objective(self.algorithm, llds_lambda, answer_beta))
+        # With "auto" the first step measures the noise, and needs no threshold itself: its drops are exactly
+        # 0, since pi_old is taken from its own forward pass.
         min_drop = 0.0 if self.algorithm.llds.min_drop == "auto" else self.algorithm.llds.min_drop
         steps: list[StepStats] = []
         if acts:
@@ -223,6 +229,7 @@ class LearnerRank(RankSteps):
                 if not steps and self.algorithm.llds.min_drop == "auto":
                     min_drop = noise
                 steps.append(stats)
+        # Last, so that pi_old and the ratios of the batch know nothing of the demonstrations.
         extra = self._supervise(supervised, lr_scale) if supervised else {}
         self.batches += 1
         scores = self._collect([m for part in micros for m in part] + unused)
@@ -254,6 +261,7 @@ class LearnerRank(RankSteps):
         noise = torch.zeros((), device=self.device)
 
         def losses() -> Iterator[Tensor]:
+            # Called a second time where memory ran out: what the first try has counted must not count.
             nonlocal stats
             stats = StepStats()
             noise.zero_()
@@ -270,9 +278,13 @@ class LearnerRank(RankSteps):
 
         stats.grad_norm, taken = self._take_step(part, losses, lr)
         if on_policy and self.world_size > 1:
+            # One threshold for all ranks: otherwise the pull on a row would depend on the rank that it was
+            # dealt to.
             torch.distributed.all_reduce(noise, op=torch.distributed.ReduceOp.MAX)
         stats.skipped = not taken
         self.optimiser_steps += taken
+        # A difference that is not finite is no noise. As a threshold it would switch LLDS off; the step
+        # itself is skipped by its gradient norm.
         return stats, float(noise.nan_to_num(0.0, 0.0, 0.0))
 
     def _supervise(self, batches: list[TokenBatch], lr_scale: float) -> dict[str, float]:
@@ -286,6 +298,7 @@ class LearnerRank(RankSteps):
                 make_microbatch(batch, rows, self.device, packed=self.packed)
                 for rows in self._deal(list(range(len(batch))), batch)
             ]
+            # Of the whole batch, which every rank holds: nothing is to be summed over ranks.
             count = max(1.0, float((batch.action_ids >= 0).sum()))
             self._check_room([part])
             total = torch.zeros((), device=self.device)
@@ -337,6 +350,8 @@ class LearnerRank(RankSteps):
             with self.engine.exchanged(self.reference_weights):
                 for m in (m for part in micros for m in part):
                     m.logp_ref, _ = self._score(m)
+        # A snapshot that was taken at this very batch holds the weights of pi_old: its log-probs are there
+        # already.
         if self.snapshot is not None and self.snapshot_batch != self.batches:
             with self.engine.exchanged(self.snapshot):
                 for m in (m for part in micros for m in part):

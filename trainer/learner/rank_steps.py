@@ -60,6 +60,7 @@ class RankSteps(RankWeights):
         try adds to no gradient, so that a step is never left half taken."""
         if self.settings.gradient_checkpointing != "auto" or self.checkpointing or not self.tries_room:
             return
+        # A rank without rows goes on: the question at the end is one to all ranks.
         largest = max((m for part in micros for m in part), key=_model_tokens, default=None)
         tokens = 0 if largest is None else _model_tokens(largest)
         fits = True
@@ -92,6 +93,8 @@ class RankSteps(RankWeights):
         """One optimiser step over the losses of some micro-batches. Where memory runs out without
         checkpointing, all ranks switch it on and take the same step again. Returns the gradient norm, and
         whether the step was taken."""
+        # Nothing smaller is left to try with checkpointing. Under ZeRO 3 a rank that ran out of memory in a
+        # forward pass could not come to the gathers in which the others wait.
         if self.checkpointing or self.engine.stage == 3:
             for loss in losses():
                 self.engine.backward(loss)
@@ -99,6 +102,7 @@ class RankSteps(RankWeights):
         attempt = Attempt(self.engine, part)
         done = add_gradients(self.engine, losses(), self.reductions)
         if done < len(part) and self.reductions is not None:
+            # Memory first: the empty passes that meet the others' reductions need some themselves.
             attempt.undo()
             self.free_cached_gpu_memory()
             self.reductions.finish(len(part) - done)

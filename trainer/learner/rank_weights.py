@@ -125,6 +125,7 @@ class RankWeights:
         model."""
         folder = Path(path)
         if self.rank == 0:
+            # Once, and not on each rank: the checksums read every byte.
             checkpoint.require_whole(folder)
         about = json.loads((folder / "learner.json").read_text())
         checkpoint.require_same_adapters(folder, about.get("lora"), self._lora)

@@ -35,6 +35,8 @@ class Attempt:
 
     def undo(self) -> None:
         """Everything as it was. Raises UnspiralError where the optimiser had begun to change weights."""
+        # Counters that autograd keeps for each tensor: comparing them costs nothing, a copy of the weights
+        # would cost what has just run out.
         now = _versions(self._engine)
         if any(now.get(key) != version for key, version in self._versions.items()):
             raise UnspiralError(
@@ -62,6 +64,7 @@ class Reductions:
         self._reduce = engine.engine.optimizer.average_tensor
         self.done = 0
         self._left_out = 0
+        # The one method through which DeepSpeed's ZeRO 2 reduces a full bucket.
         engine.engine.optimizer.average_tensor = self
 
     def __call__(self, *given: Any) -> None:

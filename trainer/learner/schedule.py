@@ -15,6 +15,7 @@ def lr_factor(settings: LearnerSettings, *, batch: int, optimiser_step: int, bat
     """Warm-up times schedule. batch, optimiser_step: those that came before, from 0; batches: of the whole
     run (`trainer.steps`). Past the end the last value holds."""
     warm_batches = warmup_batches(settings, batches)
+    # From the first step on above 0: a step at a rate of 0 would only fill Adam's moments.
     warm = min(1.0, (optimiser_step + 1) / max(settings.warmup_steps, 1))
     if warm_batches:
         warm = min(1.0, (batch + 1) / warm_batches)

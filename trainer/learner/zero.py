@@ -80,6 +80,7 @@ class ZeroEngine:
         import deepspeed
         from deepspeed.utils import logger
 
+        # At INFO it prints its whole configuration.
         logger.setLevel("WARNING")
         # With bf16 DeepSpeed keeps fp32 master weights only where ZeRO is on; ZeRO 1 is stage 0 with the
         # state divided.
@@ -119,6 +120,7 @@ class ZeroEngine:
             "managed_gradient_accumulation": False,
             "gradient_clipping": settings.grad_clip if self.stage else 0.0,
             "zero_allow_untested_optimizer": True,
+            # Never: the run has a progress line of its own.
             "steps_per_print": 2**31,
             "zero_optimization": {
                 "stage": self.stage,
@@ -140,6 +142,7 @@ class ZeroEngine:
             config["zero_force_ds_cpu_optimizer"] = False
         if self.dtype == torch.bfloat16:
             config["bf16"] = {"enabled": True, "check_grad_overflow": True}
+            # In bf16 a sum of many micro-batches would lose the small ones.
             config["data_types"] = {"grad_accum_dtype": "fp32"}
         return config
 
@@ -274,6 +277,7 @@ class ZeroEngine:
 
     def copy_weights(self) -> dict[str, Tensor]:
         """This rank's part of the weights (compute dtype), in host memory."""
+        # `cpu()` of a tensor that is there already is the tensor itself, not a copy.
         return {name: self._local(p).cpu().clone() for name, p in self.weights}
 
     def local_copies(self, read: Callable[[str], Tensor]) -> dict[str, Tensor]:
@@ -298,6 +302,7 @@ class ZeroEngine:
             self.engine.optimizer.empty_partition_cache()
         for name, p in self.weights:
             mine = self._local(p)
+            # A copy on the CPU too, where `cpu()` returns `mine` itself, which is written next.
             current = mine.cpu().clone()
             mine.copy_(kept[name])
             kept[name].copy_(current)
@@ -332,6 +337,7 @@ def iter_partitioned(
         size = 0 if p is None else partitioned(p).ds_numel * p.element_size()
         if bucket and (p is None or size > room):
             with gather([q for _, q in bucket]), torch.no_grad():
+                # Copies: outside of `gather` each rank holds its shard alone again.
                 whole = [(n, q.data.clone()) for n, q in bucket]
             for (n, tensor), (_, q) in zip(whole, bucket, strict=True):
                 expected = partitioned(q).ds_shape

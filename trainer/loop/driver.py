@@ -125,6 +125,7 @@ class Driver(RunState):
         if self.share_gpus:
             await self.system.pool.sleep()
         with self.clock.measure("advantages"):
+            # In a thread: the pool pings its workers on this loop, and takes a silent one for dead.
             prepared = await asyncio.to_thread(prepare, batch, self.config, self.system.tokenizer)
 
         # 4. pi_old, then the optimiser steps. From here until `after_step` nothing may be saved.
@@ -138,6 +139,7 @@ class Driver(RunState):
             )
         self.step = step
         self.version += 1
+        # The batch's own, not the sampler's: batches ahead have moved that one on.
         self.cursor_state = batch.cursor
 
         # 5, 6. Workers take the new weights; batch and probes are scored under them.
@@ -275,6 +277,7 @@ class Driver(RunState):
 
     async def hand_over(self) -> None:
         """The GPUs from the learner to the workers."""
+        # First: an engine takes back as much memory as it had, or fails.
         await self.on_learner(self.system.learner.free_cached_gpu_memory)
         await self.system.pool.wake()
 

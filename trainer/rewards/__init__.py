@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any
 
 from services.common.errors import UserError
-from services.common.loading.user_code import find, told
+from services.common.loading.user_code import calling, find
 from services.contracts import Trajectory
 from services.likelihood.metrics.verdicts import BEST_REWARD
 from trainer.rewards.answers import (
@@ -105,10 +105,8 @@ def make_reward(kind: str) -> Reward:
         return _KNOWN[kind]
     if not is_kind(kind):
         raise UserError(f"reward.kind {kind!r}: {ACCEPTED}")
-    try:
+    with calling(f"reward.kind {kind!r}: cannot be imported"):
         found = find(kind)
-    except Exception as e:  # the module's own code may raise anything
-        raise UserError(f"reward.kind {kind!r}: cannot be imported: {told(e)}") from e
     if not callable(found):
         raise UserError(
             f"reward.kind {kind!r}: expected a function of one trajectory, found {type(found).__name__}"
@@ -128,10 +126,8 @@ class _UsersReward:
         self.function = function
 
     def __call__(self, trajectory: Trajectory) -> float | None:
-        try:
+        with calling(f"reward.kind {self.kind!r}: on trajectory {trajectory.uid}"):
             return _as_reward(self.function(trajectory))
-        except Exception as e:  # a user's function
-            raise UserError(f"reward.kind {self.kind!r}: on trajectory {trajectory.uid}: {told(e)}") from e
 
 
 def right_at(reward: Reward | None, setting: float | None) -> float:

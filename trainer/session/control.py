@@ -18,6 +18,7 @@ import httpx
 import ray
 
 from services.common.counting import counted
+from services.common.deadlines import within
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import write_json
 from services.common.redaction import address_without_secrets
@@ -105,14 +106,12 @@ class RunControl:
         except RuntimeError:
             work.close()
             raise NoRun(f"run {self.config.run.name} has ended") from None
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), ANSWER_SECONDS)
-        except TimeoutError:
-            raise EnvironmentLacks(
-                f"run {self.config.run.name} did not answer within {ANSWER_SECONDS:g} s: its driver (pid "
-                f"{os.getpid()}) is busy",
-                status=504,
-            ) from None
+        late = (
+            f"run {self.config.run.name} did not answer within {ANSWER_SECONDS:g} s: its driver (pid "
+            f"{os.getpid()}) is busy"
+        )
+        async with within(ANSWER_SECONDS, lambda: EnvironmentLacks(late, status=504)):
+            return await asyncio.wrap_future(future)
 
     # On the driver's loop
 

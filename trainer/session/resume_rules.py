@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import UserError
+from services.common.users_files import load_object
 from trainer.config.schema import Config, default_of, without_secrets
 from trainer.learner.checkpoint import fault
 from trainer.learner.model.model_identity import Difference, describe, differences
@@ -235,13 +236,7 @@ def key_of(difference: Difference) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("not an object")
-    except (OSError, ValueError) as error:
-        raise UserError(f"checkpoint {path.parent}: {path.name} cannot be read: {error}") from error
-    return content
+    return load_object(path, f"checkpoint {path.parent}: {path.name}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy as np
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.names import accepted
-from trainer.suite.folder import read_json
+from services.common.users_files import load_object
 from trainer.suite.protocol import NOT_COMPARED, differing, unknown_to_both
 from trainer.suite.result import RESULT_FILE
 from trainer.suite.rows import ANSWERS_FILE, GREEDY, METRICS, Row, read_rows
@@ -69,7 +69,7 @@ def load(given: Path) -> Evaluation:
                 else "no such evaluation; expected a folder that `unspiral eval --suite` wrote"
             )
         )
-    result = read_json(folder / RESULT_FILE)
+    result = load_object(folder / RESULT_FILE)
     if not all(key in result for key in NEEDED):
         raise UserError(f"{folder / RESULT_FILE}: expected what `unspiral eval --suite` writes")
     rows = {row["key"]: row for row in read_rows(folder / ANSWERS_FILE) if row["sample"] == GREEDY}

@@ -8,13 +8,13 @@ table.md, table.tex, table.html, table.json
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from services.common.errors import UserError
 from services.common.files import write_atomically, write_json
+from services.common.users_files import load_object, make_folder
 from trainer.suite.page import page
 from trainer.suite.protocol import differing
 from trainer.suite.result import RESULT_FILE
@@ -28,13 +28,10 @@ def begin(folder: Path, plan: dict[str, Any], say: Callable[[str], None]) -> Non
     plan, naming the first difference: rows of two protocols must not meet in one table."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder}: is a file; expected a folder for the answers and tables")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise UserError(f"--out {folder}: cannot be made: {e.strerror}") from e
+    make_folder(folder, f"--out {folder}")
     file = folder / PLAN_FILE
     if file.is_file():
-        before = read_json(file)
+        before = load_object(file)
         for part in ("suite", "method"):
             if before.get(part) != plan[part]:
                 raise UserError(_other(folder, f"{part}: {before.get(part)} | {plan[part]}"))
@@ -62,14 +59,3 @@ def finish(folder: Path, result: dict[str, Any]) -> None:
     write_atomically(folder / "table.tex", latex(result))
     write_json(folder / "table.json", rows_of([result]), ensure_ascii=False)
     write_atomically(folder / "table.html", page([result]))
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Raises UserError."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise UserError(f"{file}: cannot be read: {e}") from e
-    if not isinstance(found, dict):
-        raise UserError(f"{file}: expected an object that `unspiral eval --suite` writes")
-    return found

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from services.common.errors import UserError
 from services.common.files import lock, named
+from services.common.users_files import reading
 from services.contracts import Trajectory
 from trainer.rewards import final_answer, make_reward
 from trainer.suite.sets import Item
@@ -105,10 +106,8 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    try:
+    with reading(path, "rows of answers"):
         return path.read_bytes().split(b"\n")[:-1]
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _light(row: Row) -> Row:
@@ -125,10 +124,8 @@ class AnswersFile:
 
     def __init__(self, folder: Path, plan: list[Asked]):
         self.path = folder / ANSWERS_FILE
-        try:
-            self._lock = lock(folder / f"{ANSWERS_FILE}.lock")
-        except BlockingIOError:
-            raise UserError(f"{folder}: another evaluation writes its answers there") from None
+        taken = f"{folder}: another evaluation writes its answers there"
+        self._lock = lock(folder / f"{ANSWERS_FILE}.lock", lambda holder: UserError(taken + holder))
         self._file = self.path.open("ab")
         self.kept = {(row["key"], row["sample"]): _light(row) for row in read_rows(self.path)}
         changed = next((asked for asked in plan if self._is_another(asked)), None)

@@ -164,10 +164,7 @@ def read_suite(
     """
     order = _order(split)
     path = Path(path)
-    try:
-        files = data_files(path)
-    except ValueError as error:
-        raise UserError(f"{error}; expected questions as {ACCEPTED}") from None
+    files = data_files(path, f"questions as {ACCEPTED}")
     by_split: dict[str, dict[str, list[Question]]] = defaultdict(lambda: defaultdict(list))
     left_out: Counter[str] = Counter()
     for file in files:

@@ -10,19 +10,17 @@ search passes over it (Ding and Suel 2011, "Faster top-k document retrieval usin
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from retriever_service.bm25 import kernel
 
 BLOCK = 128
 """Postings per block; the last one of a list has fewer."""
 
 
 def compiled(function):
-    """As `retriever_service.bm25.kernel.compiled`. A division by zero, which can't be, is not looked for, so
-    that loops with divisions become vector instructions."""
-    try:
-        return njit(nogil=True, cache=True, error_model="numpy")(function)
-    except RuntimeError:
-        return njit(nogil=True, error_model="numpy")(function)
+    """As `kernel.compiled`. A division by zero, which can't be, is not looked for, so that loops with
+    divisions become vector instructions."""
+    return kernel.compiled(function, error_model="numpy")
 
 
 @compiled
@@ -75,9 +73,13 @@ def pack_lists(
             best = 0.0
             for at in range(begin, end):
                 if at > begin:
+                    # Or and not max: only the number of bits counts, and it is the same. Gaps are kept less
+                    # 1, since rows of a list never repeat.
                     all_rows |= rows[at] - rows[at - 1] - 1
                 tf = np.int64(tfs[at])
                 all_tfs |= tf - 1
+                # Without the idf and the query's weight, which change: the bound of a block is multiplied by
+                # them when it is asked for.
                 best = max(best, tf / (tf + norm[lengths[rows[at]]]))
             row_bits = bits_of(all_rows)
             tf_bits = bits_of(all_tfs)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,7 +25,7 @@ from retriever_service.bm25.packed.files import mapped
 from retriever_service.bm25.packed.impacts import LEVELS, least_frequency, pack_impacts, windows_of
 from retriever_service.bm25.search import FOLDER
 from services.common.errors import UserError
-from services.common.files import write_atomically
+from services.common.files import hints, write_atomically
 
 RUN_TERMS = "run.terms"
 """uint32: the terms of each run, ascending..."""
@@ -103,15 +103,18 @@ def write_packed(work: Path, *, k1: float, b: float, progress: Callable[[int, in
         for name in _PACKED_FILES:
             path = folder / name
             path.touch()
+            # What a killed build wrote after its last commit is of a span that is packed again.
             os.truncate(path, done.sizes.get(name, 0))
             files[name] = path.open("ab")
         while done.terms < n_terms:
+            # As many whole terms as fit into a span; one at least, however long its list.
             last = int(np.searchsorted(starts, starts[done.terms] + SPAN_POSTINGS, "right")) - 1
             last = min(max(last, done.terms + 1), n_terms)
             _pack_span(runs, starts[done.terms : last + 1], last, lengths, norm, done, files)
             done.terms = last
             _commit(work, files, done)
             progress(int(starts[last]), int(starts[-1]))
+        # `unpack_block` reads the word after a value too, also after the last one.
         files[names.WORDS_FILE].write(bytes(4))
     finally:
         for file in files.values():
@@ -224,10 +227,10 @@ def _commit(work: Path, files: dict[str, BinaryIO], done: _Merged) -> None:
 
 def _resume(work: Path) -> _Merged:
     folder = work / FOLDER
-    try:
-        done = _Merged(**orjson.loads((work / MERGE_FILE).read_bytes()))
-    except (OSError, orjson.JSONDecodeError, TypeError):  # none, torn, or of another version: start anew
+    found = hints(work / MERGE_FILE)
+    if not found.keys() <= {field.name for field in fields(_Merged)}:  # of another version: start anew
         return _Merged()
+    done = _Merged(**found)
     whole = done.sizes.keys() == set(_PACKED_FILES) and all(
         (folder / name).exists() and (folder / name).stat().st_size >= size
         for name, size in done.sizes.items()

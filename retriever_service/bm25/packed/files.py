@@ -9,7 +9,7 @@ import numpy as np
 
 from retriever_service.bm25.packed.impacts import LEVELS, windows_of
 from retriever_service.bm25.search import FOLDER
-from retriever_service.errors import IndexInvalid
+from retriever_service.errors import IndexInvalid, damaged
 
 WORDS_FILE = "postings.words"
 """uint32: the bits of all blocks, and one word more, since a value may be read with the word behind it."""
@@ -89,7 +89,7 @@ class PackedFiles:
 def open_packed(index: Path) -> PackedFiles:
     """Map the packed postings of an index folder. Raises IndexInvalid."""
     folder = index / FOLDER
-    try:
+    with damaged(f"{folder}: not a readable BM25 index"):
         lengths = mapped(folder / LENGTHS_FILE, np.uint32)
         frequencies = mapped(folder / FREQUENCIES_FILE, np.uint32)
         found = PackedFiles(
@@ -107,8 +107,6 @@ def open_packed(index: Path) -> PackedFiles:
             mean=float(np.fromfile(folder / MEAN_FILE, np.float64)[0]),
             impacts=_impacts(folder, len(lengths), frequencies),
         )
-    except (OSError, ValueError, IndexError) as error:
-        raise IndexInvalid(f"{folder}: not a readable BM25 index ({error}); build it again") from None
     blocks = len(found.firsts)
     terms = len(found.frequencies)
     same = (

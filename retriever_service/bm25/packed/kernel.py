@@ -55,6 +55,8 @@ def window_bounds(
         last = n_rows - 1
         if j + 1 < first_block + n_blocks:
             last = np.int64(firsts[j + 1]) - 1
+        # A block's rows lie anywhere up to the next block's first, so its maximum bounds each window in
+        # between.
         for window in range(np.int64(firsts[j]) >> SHIFT, (last >> SHIFT) + 1):
             if blocks[window] < 0:
                 blocks[window] = j
@@ -69,6 +71,8 @@ def order_windows(total, floor, order, heads):
         most = max(most, total[window])
     if most <= 0:
         return 0
+    # A counting sort by bound: about from the highest down is enough, and windows of one bucket stay in their
+    # order.
     scale = np.float32((_BUCKETS - 1) / most)
     heads[:] = 0
     count = 0
@@ -123,6 +127,8 @@ def search_packed(
     n = len(terms)
     n_rows = len(lengths)
     windows = (n_rows + WINDOW - 1) >> SHIFT
+    # Of rare terms the scores themselves are bounds. Of frequent ones only block maxima are cheap enough to
+    # read whole.
     limit = max(_LISTED_LEAST, _LISTED_PER_WINDOW * windows)
     room = 0
     for i in range(n):
@@ -176,6 +182,7 @@ def search_packed(
         total[window] *= np.float32(_SLACK)
     order = np.empty(windows, np.int32)
     heads = np.empty(_BUCKETS, np.int64)
+    # An earlier segment's best set the floor for this one.
     floor = best[len(best) - 1] if size == len(best) else np.float32(0)
     n_windows = order_windows(total, floor, order, heads)
 
@@ -201,9 +208,12 @@ def search_packed(
         low = window << SHIFT
         high = min(low + WINDOW, n_rows)
         for i in range(n - 1, -1, -1):
+            # Rounded up: the sum of bounds must not come out below the sum of scores that it bounds.
             suffix[i] = (suffix[i + 1] + bounds[i, window]) * np.float32(1.0000002)
             cursor[i] = blocks[i, window]
         essential = n
+        # `<` and not `<=`: windows are not visited in the order of rows, and of equal scores the lower row
+        # wins.
         while essential > 0 and suffix[essential - 1] < floor:
             essential -= 1
         count = 0
@@ -234,10 +244,13 @@ def search_packed(
                 while p < end[i] and list_rows[p] < high:
                     offset = np.int64(list_rows[p]) - low
                     touched[count] = offset
+                    # No branch: the row is written always, and counted only where it is new. `touched` has a
+                    # place more for that.
                     count += sums[offset] == 0
                     sums[offset] += list_scores[p]
                     p += 1
                 continue
+            # The most that all other terms can add to a row of this block.
             others = suffix[0] - bounds[i, window]
             factor = weights[i] * idfs[i] * drift * _SLACK
             for j in range(cursor[i], end[i]):
@@ -302,6 +315,7 @@ def search_packed(
                     continue
                 highest = np.float32(maxima[j] * (weights[i] * idfs[i] * drift * _SLACK))
                 if (score + highest + suffix[i + 1]) * np.float32(_SLACK) < floor:
+                    # It cannot win: 0 marks that, since every row here has a score.
                     score = np.float32(0)
                     break
                 if held[i] != j:
@@ -317,6 +331,7 @@ def search_packed(
                     score += weights[i] * np.float32(idfs[i] * tf / (tf + norm[lengths[row]]))
             if score == 0 or score < floor:
                 continue
+            # Only asked of a row that would win: few are.
             if len(dead) and dead[row >> 3] >> (row & 7) & 1:
                 continue
             size = insert(best, best_rows, size, score, base + row)

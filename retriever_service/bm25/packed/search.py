@@ -57,6 +57,7 @@ class _Segment:
 
     def bury(self, deleted: Sequence[int]) -> None:
         own = np.array([row - self.base for row in deleted if 0 <= row - self.base < self.rows], np.int64)
+        # A bit per row, and no byte where none is deleted: the kernel then asks nothing per row.
         self.dead = np.zeros((self.rows + 7) // 8 if len(own) else 0, np.uint8)
         np.bitwise_or.at(self.dead, own >> 3, (1 << (own & 7)).astype(np.uint8))
 
@@ -106,6 +107,8 @@ class PackedRanker:
     def _prepare(self, whole: Statistics) -> None:
         """Take the mean length of these passages."""
         mean = max(whole.tokens / max(whole.passages, 1), 1e-9)
+        # The mean moves with each added or deleted passage, and for every query that names its own
+        # statistics.
         if mean != self._mean:
             self._mean = mean
             for segment in self._segments:
@@ -150,12 +153,16 @@ class PackedRanker:
         known: list[int] = []
         weights: list[int] = []
         starts = [0]
+        # The words of strangers' queries have no end: all is forgotten at once, and the frequent ones are
+        # soon there again.
         if len(self._of_word) > _MEMO_WORDS:
             self._forget()
         values: list[float] = []
         for query in queries:
             found = Counter(self._terms(query))
             of_term = {term: idf(term) for term in found}
+            # Rarest first. Sums in single precision depend on their order: this one is the same however the
+            # passages lie in segments.
             for term in sorted(found, key=lambda term: -found[term] * of_term[term]):
                 known.append(term)
                 values.append(of_term[term])

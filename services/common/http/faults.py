@@ -98,7 +98,7 @@ def install_faults(app: FastAPI, refused: Callable[[int], None], form: FaultForm
         if not error.explained:
             raise error  # for `_broken`, and the log
         later = {"Retry-After": "1"} if error.status in (429, 503) else None
-        return refuse(str(error), error.status, later, getattr(error, "field", None))
+        return refuse(str(error), error.status, later, error.field)
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -140,22 +140,22 @@ def run_in_thread(
     """
     manner = manner or Manner()
     parts = ExitStack()
-    running = None
-    try:
+    with ExitStack() as undo:
+        undo.callback(parts.close)
         app, sock = assembled(parts)
         server = uvicorn.Server(manner.config(app))
         name = what.replace(" ", "-")
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name=name, daemon=True)
         running = RunningServer(url_of(host, sock), what, server, thread, parts, manner.drain_seconds)
+        undo.pop_all()
+        undo.callback(running.stop)  # which closes the parts too
         thread.start()
         deadline = time.monotonic() + timeout_seconds
         while not (server.started and is_ready()):
             if not thread.is_alive() or time.monotonic() > deadline:
                 raise EnvironmentLacks(f"{what} at {running.url}: not up within {timeout_seconds:g} s")
             time.sleep(0.01)
-    except BaseException:
-        parts.close() if running is None else running.stop()
-        raise
+        undo.pop_all()
     return running
 
 

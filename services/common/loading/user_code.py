@@ -7,7 +7,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from services.common.errors import UserError
@@ -42,13 +43,23 @@ def load(key: str, path: str, expected: str) -> Callable[..., Any]:
     should be, such as `a function of one trajectory`. Raises UserError."""
     if not is_import_path(path):
         raise UserError(f"{key}={path}: expected an import path package.module:name of {expected}")
-    try:
+    with calling(f"{key}={path}: cannot be imported"):
         found = find(path)
-    except Exception as e:  # the module's own code may raise anything
-        raise UserError(f"{key}={path}: cannot be imported: {told(e)}") from e
     if not callable(found):
         raise UserError(f"{key}={path}: expected {expected}, found {type(found).__name__}")
     return found
+
+
+@contextmanager
+def calling(where: str, passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Around a call of a user's code, which may raise anything: UserError says where (key and value), and
+    what was raised at which line. passes: errors that are left as they are."""
+    try:
+        yield
+    except passes:
+        raise
+    except Exception as error:
+        raise UserError(f"{where}: {told(error)}") from error
 
 
 def told(error: Exception) -> str:

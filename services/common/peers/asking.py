@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from services.common.answers import read_json
+from services.common.answers import object_of, read_json
 from services.common.errors import EnvironmentLacks, UnspiralError, UserError
 from services.common.peers.proof import new_nonce, proven
 
@@ -79,10 +79,10 @@ def refusal(answer: httpx.Response) -> UnspiralError:
     where = f"{answer.request.url}: HTTP {status}"
     if not answer.is_error:
         return EnvironmentLacks(f"{where}; what answers there is no control plane of a run")
-    try:
-        detail = " ".join(str(read_json(answer.content)["detail"]).split())[:500]
-    except (ValueError, KeyError, TypeError):  # an ingress, or whatever else answers there
+    said = object_of(answer.content).get("detail")
+    if said is None:  # an ingress, or whatever else answers there
         return EnvironmentLacks(where, status=status)
+    detail = " ".join(str(said).split())[:500]
     if status in (401, 403, 409, 500, 502, 503, 504):
         return EnvironmentLacks(detail, status=status)
     return UserError(detail, status=status)

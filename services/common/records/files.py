@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
+from services.common.errors import UserError
 from services.common.records.columns import CONTENTS, QUESTION, plain_name
 
 Format = Literal["parquet", "arrow", "jsonl", "json", "table", "empty"]
@@ -42,7 +43,7 @@ _ZEROS: dict[tuple[bool, ...], str] = {
     (True, True, True, False): "utf-32-be",
 }
 """Encodings by which of the first four bytes are 0, where two characters of ASCII come first."""
-_NO_JSON = object()
+NO_JSON = object()
 _ARROW_STREAM = b"\xff\xff\xff\xff"
 _OF_A_ROW = {*QUESTION, *CONTENTS, "prompt", "messages", "conversations", "id", "_id"}
 """Columns that only a row has; the turns of a conversation are a list of objects, and no rows."""
@@ -90,17 +91,19 @@ class Layout:
         return self.format == "jsonl" and self.encoding in ("utf-8", "utf-8-sig")
 
 
-def data_files(path: Path) -> list[Path]:
-    """The file itself, or the data files below a folder, by name. Raises ValueError where there is none."""
+def data_files(path: Path, expected: str = "") -> list[Path]:
+    """The file itself, or the data files below a folder, by name. Raises UserError where there is none, which
+    says what is expected."""
+    expected = f"; expected {expected}" if expected else ""
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise ValueError(f"{path}: no such file or folder")
+        raise UserError(f"{path}: no such file or folder{expected}")
     found = [p for p in sorted(path.rglob("*")) if p.is_file() and _holds_data(p.relative_to(path))]
     if not found:
         documents = any(p.suffix.lower() in DOCUMENTS for p in path.rglob("*"))
         advice = "; `unspiral data passages` makes a corpus of its documents" if documents else ""
-        raise ValueError(f"{path}: a folder without data files{advice}")
+        raise UserError(f"{path}: a folder without data files{advice}{expected}")
     return found
 
 
@@ -134,7 +137,7 @@ def open_unpacked(path: Path) -> BinaryIO:
 
 
 def layout_of(path: Path) -> Layout:
-    """The layout of one file. Raises ValueError, with what it begins with, where it is none that is read."""
+    """The layout of one file. Raises UserError, with what it begins with, where it is none that is read."""
     with path.open("rb") as file:
         packing = packing_of(file.read(8))
     try:
@@ -142,16 +145,16 @@ def layout_of(path: Path) -> Layout:
             head = file.read(HEAD_BYTES)
     except DAMAGED as error:
         what = f"damaged {packing} file" if packing else "cannot be read"
-        raise ValueError(f"{path}: {what}: {error}") from None
+        raise UserError(f"{path}: {what}: {error}") from None
     if head.startswith((b"PAR1", b"ARROW1", _ARROW_STREAM)):
         if packing:
-            raise ValueError(f"{path}: Parquet or Arrow packed with {packing}; unpack it")
+            raise UserError(f"{path}: Parquet or Arrow packed with {packing}; unpack it")
         return Layout("parquet" if head.startswith(b"PAR1") else "arrow")
     if head.startswith(b"PK\x03\x04"):
-        raise ValueError(f"{path}: a zip archive; unpack it and give the folder")
+        raise UserError(f"{path}: a zip archive; unpack it and give the folder")
     encoding = encoding_of(head)
     if encoding == "utf-8" and _is_binary(head[:4096]):
-        raise ValueError(f"{path}: binary, and neither Parquet (it begins with PAR1) nor Arrow")
+        raise UserError(f"{path}: binary, and neither Parquet (it begins with PAR1) nor Arrow")
     text = head.decode(encoding, "replace").lstrip("\ufeff").lstrip()
     if not text:
         return Layout("empty", packing, encoding)
@@ -163,7 +166,7 @@ def layout_of(path: Path) -> Layout:
     delimiter = _delimiter(text)
     if not delimiter:
         shown = text.splitlines()[0][:40]
-        raise ValueError(f"{path}: neither JSON, CSV, TSV, Parquet nor Arrow: it begins with {shown!r}")
+        raise UserError(f"{path}: neither JSON, CSV, TSV, Parquet nor Arrow: it begins with {shown!r}")
     return Layout("table", packing, encoding, delimiter)
 
 
@@ -185,15 +188,15 @@ def _is_one_list(text: str) -> bool:
     """Whether text that begins with `[` is one list of rows; otherwise each line is a list, which no row
     is."""
     first, *others = text.split("\n")
-    return _parsed(first) is _NO_JSON or not any(line.strip() for line in others)
+    return json_value(first) is NO_JSON or not any(line.strip() for line in others)
 
 
 def _is_one_document(text: str, whole: bool) -> bool:
     """Whether text that begins with `{` is one JSON document over several lines, or a line that holds all
     rows, and not a row per line."""
     lines = text.split("\n")
-    row = _parsed(lines[0])
-    if row is _NO_JSON:
+    row = json_value(lines[0])
+    if row is NO_JSON:
         if not any(line.strip() for line in lines[1:]):
             return not whole  # a line longer than what was looked at: of one document, unless it is damaged
         return _begins_as_document(text)
@@ -212,15 +215,15 @@ def _begins_as_document(text: str) -> bool:
 
 
 def _is_object(line: str) -> bool:
-    return isinstance(_parsed(line), dict)
+    return isinstance(json_value(line), dict)
 
 
-def _parsed(text: str) -> object:
-    """The JSON value of a text; _NO_JSON for what is none."""
+def json_value(text: str) -> object:
+    """The JSON value of a text; NO_JSON for what is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return _NO_JSON
+        return NO_JSON
 
 
 def holds_rows(row: object) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from services.common.errors import UserError
 from services.common.records.files import DAMAGED, Layout, data_files, holds_rows, layout_of, open_unpacked
 
 ACCEPTED = (
@@ -54,13 +55,13 @@ def read_records(path: str | Path, wanted: Wanted | None = None) -> Iterator[Rec
     """All records of a file, or of the files of a folder. `wanted` chooses columns of Parquet and Arrow; the
     others give all.
 
-    A record that is damaged alone comes with its problem. Raises ValueError where a file itself is.
+    A record that is damaged alone comes with its problem. Raises UserError where a file itself is.
     """
     for file in data_files(Path(path)):
         try:
             yield from _read_file(file, layout_of(file), wanted)
-        except DAMAGED as error:
-            raise ValueError(f"{file}: cannot be read: {' '.join(str(error).split())}") from None
+        except (*DAMAGED, ValueError) as error:  # ValueErrors: of a library that has read a part
+            raise UserError(f"{file}: cannot be read: {' '.join(str(error).split())}") from None
 
 
 def _read_file(file: Path, layout: Layout, wanted: Wanted | None) -> Iterator[Record]:
@@ -78,7 +79,7 @@ def _read_file(file: Path, layout: Layout, wanted: Wanted | None) -> Iterator[Re
             try:
                 yield from _of_text(file, text, layout)
             except UnicodeDecodeError as error:
-                raise ValueError(f"{file}: damaged {layout.encoding} text: {error.reason}") from None
+                raise UserError(f"{file}: damaged {layout.encoding} text: {error.reason}") from None
 
 
 def _errors(layout: Layout) -> str:
@@ -143,7 +144,7 @@ def _rows_in(file: Path, value: dict[str, Any]) -> list[dict[str, Any]]:
         if isinstance(v, list) and v and all(isinstance(one, dict) for one in v)
     }
     if len(lists) > 1:
-        raise ValueError(
+        raise UserError(
             f"{file}: holds several lists of rows ({', '.join(lists)}); expected one list in a file"
         )
     return next(iter(lists.values()))
@@ -165,7 +166,7 @@ def _values(file: Path, text: TextIO) -> Iterator[tuple[Any, bool]]:
         ended = in_list and buffer[at : at + 1] == "]"
         if ended:
             if buffer[at + 1 :].strip() or text.read(_BLOCK_CHARS).strip():
-                raise ValueError(f"{file}: damaged JSON: something stands behind the end of its list")
+                raise UserError(f"{file}: damaged JSON: something stands behind the end of its list")
             return
         problem: Exception | None = None
         try:
@@ -183,7 +184,7 @@ def _values(file: Path, text: TextIO) -> Iterator[tuple[Any, bool]]:
             if at == len(buffer) and not in_list:
                 return
             what = "it ends in the middle" if at == len(buffer) else str(problem)
-            raise ValueError(f"{file}: damaged JSON: {what}")
+            raise UserError(f"{file}: damaged JSON: {what}")
         read = text.read(block)
         more = len(read) > 0
         buffer = buffer[at:] + read
@@ -219,7 +220,7 @@ def _table(file: Path, text: TextIO, delimiter: str) -> Iterator[Record]:
         try:
             row = next(rows, None)
         except csv.Error as error:
-            raise ValueError(f"{file}, line {number}: damaged table: {error}") from None
+            raise UserError(f"{file}, line {number}: damaged table: {error}") from None
         if row is None:
             return
         if not any(cell.strip() for cell in row):
@@ -256,7 +257,7 @@ def _readable(file: Path, kind: str) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-        raise ValueError(f"{file}: not a readable {kind} file: {' '.join(str(error).split())}") from None
+        raise UserError(f"{file}: not a readable {kind} file: {' '.join(str(error).split())}") from None
 
 
 def _parquet(file: Path, wanted: Wanted | None) -> Iterator[Record]:
@@ -291,10 +292,10 @@ def _chosen(names: list[str], wanted: Wanted | None) -> list[str] | None:
 
 
 def _check_names(file: Path, names: list[str]) -> None:
-    """Raises ValueError where one of two columns of a name would be lost."""
+    """Raises UserError where one of two columns of a name would be lost."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"{file}: two columns are called {twice!r}")
+        raise UserError(f"{file}: two columns are called {twice!r}")
 
 
 def _numbered(file: Path, names: list[str], batches: Iterable[Any]) -> Iterator[Record]:

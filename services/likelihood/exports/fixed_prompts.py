@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from services.common.errors import UserError
+from services.common.users_files import reading
 
 FOLDER = "displacement"
 """Of a run's folder."""
@@ -29,12 +29,10 @@ def measured(run_dir: Path) -> list[dict[str, Any]]:
     """What was measured of a run's checkpoints, by step. Raises UserError for a file of another form."""
     found = []
     for file in sorted((run_dir / FOLDER).glob("*.json")):
-        try:
+        with reading(file, "a file that unspiral displacement wrote"):
             kept = json.loads(file.read_text(encoding="utf-8"))
             points(kept["groups"])
             found.append({"step": int(kept["step"]), "groups": kept["groups"]})
-        except (ValueError, KeyError, TypeError) as e:
-            raise UserError(f"{file}: not a file that unspiral displacement wrote") from e
     return sorted(found, key=lambda one: one["step"])
 
 

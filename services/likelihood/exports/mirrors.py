@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 from typing import Any, Protocol
 
-from services.common.errors import EnvironmentLacks
-from services.common.loading.extras import not_imported
+from services.common.loading.extras import needed_for
+from services.common.users_files import writing
 from services.likelihood.monitor.alarms import PHASES
 
 log = logging.getLogger("unspiral.likelihood")
@@ -33,22 +33,16 @@ class TensorBoardMirror:
     PHASES."""
 
     def __init__(self, folder: str | Path):
-        try:
+        with needed_for("", "tensorboard"):
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ImportError as e:
-            raise EnvironmentLacks(not_imported(e, "tensorboard")) from e
         self.folder = Path(folder)
         self._event = event_pb2.Event
         self._summary = summary_pb2.Summary
         self._writer = EventFileWriter
         self._open: dict[str, Any] = {}
-        try:
+        with writing(f"tensorboard {folder}"):  # now, not at the first step, when nobody looks any more
             self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as e:  # now, not at the first step, when nobody looks any more
-            raise EnvironmentLacks(
-                f"tensorboard {folder}: cannot be written ({e.strerror}); expected a folder"
-            ) from e
 
     def step(
         self, run: str, step: int, time: float, metrics: dict[str, float | None], phase: str | None
@@ -71,10 +65,8 @@ class WandbMirror:
     from the environment."""
 
     def __init__(self, project: str):
-        try:
+        with needed_for(""):
             import wandb
-        except ImportError as e:
-            raise EnvironmentLacks(not_imported(e)) from e
         self._wandb = wandb
         self.project = project
         self._open: dict[str, Any] = {}
@@ -98,11 +90,9 @@ class MlflowMirror:
     (MLFLOW_TRACKING_URI). A `/` of a metric's name stays, as MLflow allows."""
 
     def __init__(self, experiment: str):
-        try:
+        with needed_for(""):
             from mlflow import MlflowClient
             from mlflow.entities import Metric
-        except ImportError as e:
-            raise EnvironmentLacks(not_imported(e)) from e
         self.experiment = experiment
         self._connect = MlflowClient
         self._metric = Metric

@@ -8,8 +8,9 @@ from typing import Any
 
 import orjson
 
-from services.common.errors import EnvironmentLacks, UserError
+from services.common.errors import UserError
 from services.common.files import write_atomically
+from services.common.users_files import writing
 from services.likelihood.exports.fixed_prompts import measured
 from services.likelihood.exports.paper_figures import paper_figures
 from services.likelihood.exports.report_samples import report_samples
@@ -40,11 +41,9 @@ def write_report(run_dirs: list[Path], out: Path, *, paper: bool = False) -> Pat
             {r["run"]: r["series"]["series"].keys() for r in data["runs"]},
             {run.name: measured(folder) for run, folder in zip(runs, map(Path, run_dirs), strict=True)},
         )
-    try:
+    with writing(f"report {out}"):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, page(data))
-    except OSError as e:
-        raise EnvironmentLacks(f"report {out}: cannot be written ({e.strerror})") from e
     return out
 
 

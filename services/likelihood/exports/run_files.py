@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from pydantic import ValidationError
 
 from services.common.errors import UserError
 from services.common.run_paths import METRICS, run_folder
+from services.common.users_files import load_json, load_object, load_yaml, reading
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.monitor.detectors.table import READS
 from services.likelihood.monitor.phases import PhaseMonitor
@@ -94,12 +93,7 @@ class RunFiles:
         key."""
         section = self.config.get("monitor")
         rules = section.get("rules") if isinstance(section, dict) else None
-        try:
-            return MonitorRules.model_validate(rules or {})
-        except ValidationError as e:
-            raise UserError(
-                f"{self.name}/config.yaml: monitor.rules: {one_line(e, MonitorRules.model_fields)}"
-            ) from e
+        return _rules(rules or {}, f"{self.name}/config.yaml: monitor.rules")
 
     def replay(self, rules: MonitorRules | None = None) -> tuple[np.ndarray, list[dict]]:
         """The monitor over the recorded metrics, by the run's own rules if no others are given: phase codes
@@ -143,9 +137,7 @@ def read_run(path: Path) -> RunFiles:
     if (folder / "events.jsonl").exists():
         run.events = [row for _, row in read_jsonl(folder / "events.jsonl")]
     if (folder / "summary.json").exists():
-        run.summary = _read_json(folder / "summary.json")
-        if not isinstance(run.summary, dict):
-            raise UserError(f"{folder / 'summary.json'}: expected a JSON object")
+        run.summary = load_object(folder / "summary.json")
     if (folder / "config.yaml").exists():
         run.config = _plain(read_yaml(folder / "config.yaml"))
     return run
@@ -156,23 +148,19 @@ def read_rules(path: Path | None) -> MonitorRules:
     key."""
     if path is None:
         return MonitorRules()
+    return _rules(read_yaml(path), str(path))
+
+
+def _rules(given: dict[str, Any], where: str) -> MonitorRules:
     try:
-        return MonitorRules.model_validate(read_yaml(path))
+        return MonitorRules.model_validate(given)
     except ValidationError as e:
-        raise UserError(f"{path}: {one_line(e, MonitorRules.model_fields)}") from e
+        raise UserError(f"{where}: {one_line(e, MonitorRules.model_fields)}") from e
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML mapping. Raises UserError."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        loaded = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise UserError(f"{path}: cannot be read ({e.strerror})") from e
-    except (YAMLError, ValueError, RecursionError) as e:  # ValueError: a date or number that is none
-        raise UserError(f"{path}: not YAML ({' '.join(str(e).split())})") from e
+    loaded = load_yaml(path)
     if not isinstance(loaded, dict):
         raise UserError(f"{path}: expected keys with values")
     return loaded
@@ -193,17 +181,8 @@ def read_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
     return [(number, _with_step(row)) for number, row in rows]
 
 
-@contextmanager
-def _reading(path: Path, form: str) -> Iterator[None]:
-    """Around the reading of a whole file: what is wrong with it becomes one line that names it."""
-    try:
-        yield
-    except (OSError, ValueError, RecursionError, csv.Error) as e:
-        raise UserError(f"{path}: not {form} ({e})") from e
-
-
 def _csv_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    with _reading(path, "CSV"), path.open(newline="", encoding="utf-8") as file:
+    with reading(path, "CSV"), path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     # An empty cell was not measured; a null would say that it was, and had no value.
     return [(n, {k: _of_text(v) for k, v in row.items() if k and v}) for n, row in enumerate(rows, 2)]
@@ -221,7 +200,7 @@ def _of_text(text: Any) -> Any:
 def _json_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
     if _is_json_lines(path):
         return read_jsonl(path)
-    loaded = _read_json(path)
+    loaded = load_json(path)
     rows = loaded.get("log_history") if isinstance(loaded, dict) else loaded
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{path}: expected a list of objects, or an object with `log_history`")
@@ -230,16 +209,11 @@ def _json_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 def _is_json_lines(path: Path) -> bool:
     """Whether the first line is a step by itself: some trainers call their JSON Lines `.json`."""
-    with _reading(path, "JSON"), path.open("rb") as file:
+    with reading(path, "JSON"), path.open("rb") as file:
         first = _lenient(next((line for line in file if line.strip()), b""))
     if not isinstance(first, dict) or "log_history" in first:
         return False
     return _with_step(first).get("step") is not None
-
-
-def _read_json(path: Path) -> Any:
-    with _reading(path, "JSON"):
-        return json.loads(path.read_bytes())
 
 
 def _with_step(row: dict[str, Any]) -> dict[str, Any]:
@@ -257,12 +231,8 @@ def _with_step(row: dict[str, Any]) -> dict[str, Any]:
 def read_jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:
     """(line number, object) of each line. A torn last line (a run that was killed, or still writes) is left
     out."""
-    try:
+    with reading(path, "metrics of a run"):
         lines = path.read_bytes().split(b"\n")
-    except OSError as e:
-        raise UserError(
-            f"{path}: cannot be read ({e.strerror}); expected a run's folder or its metrics.jsonl"
-        ) from e
     out = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

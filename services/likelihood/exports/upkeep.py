@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from services.common.errors import EnvironmentLacks, UserError
+from services.common.errors import UserError
+from services.common.users_files import writing
 from services.likelihood.exports.mirrors import Mirror
 from services.likelihood.microscope.record import Observed, Written
 from services.likelihood.monitor.alarms import PHASES
@@ -109,7 +110,7 @@ def export_parquet(store: LikelihoodStore, run: str, folder: Path) -> list[Path]
     samples = folder / f"{run}-samples.parquet"
     about = folder / f"{run}-about.json"
     said = store.about(run) | info.model_dump(include={"run", "title", "tags", "hidden"})
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(_steps_table(store, run), steps)
         with pq.ParquetWriter(actions, actions_schema()) as out:
@@ -121,8 +122,6 @@ def export_parquet(store: LikelihoodStore, run: str, folder: Path) -> list[Path]
                 for step in sampled:
                     out.write_table(_samples_table(store, run, step))
         about.write_bytes(orjson.dumps(said, option=orjson.OPT_INDENT_2))
-    except OSError as e:
-        raise EnvironmentLacks(f"{folder}: cannot be written ({e.strerror or e})") from e
     return [steps, actions, *([samples] if sampled else []), about]
 
 

@@ -111,8 +111,10 @@ class Signs:
         baseline = self.windows["baseline"]
         if norm is not None and baseline.full:
             middle = baseline.median
+            # A very steady norm has next to no deviation: each step would be "far above".
             spread = max(baseline.deviation, 0.05 * middle)
             self.watches["grad_norm"].update(step, norm - middle - r.grad_norm_mads * spread)
+        # A norm of a falling run would become its own baseline.
         if not in_trouble:
             baseline.add(norm)
 

@@ -30,6 +30,7 @@ class Window:
         """Whether the value counted."""
         if value is None or not math.isfinite(value):
             return False
+        # A new list: `state_dict` has given the old one away.
         self.values = [*self.values, float(value)][-self.size :]
         return True
 
@@ -74,6 +75,8 @@ class Peak:
         """(step, value) of those that no later value tops."""
 
     def highest(self, step: int, value: float) -> float:
+        # What is lower than a later value can never be the highest again: the list stays short, and falls
+        # from its first entry on.
         kept = [(s, v) for s, v in self.values if v > value and s > step - self.memory]
         self.values = [*kept, (step, value)]
         return self.values[0][1]

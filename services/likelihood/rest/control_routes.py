@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
 
-from services.common.answers import read_json
+from services.common.answers import object_of
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.auth import TOKEN_VARIABLE
 from services.common.http.bodies import json_body, read_body
@@ -85,11 +85,8 @@ def add_control_routes(app: FastAPI, store: LikelihoodStore, token: str | None) 
         answer = await asking.ask(peer.url, token, method, path, body)
         if not answer.is_success:
             raise asking.refusal(answer)
-        try:
-            said = read_json(answer.content)
-        except ValueError:
-            said = None
-        if not isinstance(said, dict):
+        said = object_of(answer.content)
+        if not said:
             raise EnvironmentLacks(f"run {run}: what answers at {peer.url} is no control plane", status=504)
         return said
 

@@ -211,6 +211,7 @@ class RedisStore(RedisSamples, RedisFacts):
         fields = {**event.model_dump(), "data": orjson.dumps(event.data), "time": time.time()}
         with self._talking(), self._redis.pipeline() as pipe:
             self._touch(pipe, run)
+            # Approximately: Redis then drops whole nodes of the stream, which costs it next to nothing.
             pipe.xadd(self._keys(run)("events"), fields, maxlen=EVENTS_KEPT, approximate=True)
             pipe.execute()
 
@@ -251,6 +252,7 @@ class RedisStore(RedisSamples, RedisFacts):
         self._drop_samples(pipe, at, gone.samples)
         if not gone.steps:
             return
+        # Not through the pipe, which only queues by now.
         names = [n.decode() for n in self._redis.smembers(at("names"))]
         pipe.decrby(at("count"), sum(gone.steps.values()))
         for s in gone.steps:  # curves keep their length: the steps read as NaN, which is all bits 0 here
@@ -269,6 +271,8 @@ class RedisStore(RedisSamples, RedisFacts):
         if values:
             pipe.sadd(at("names"), *values)
         for name, value in values.items():
+            # Redis fills the gap before a value with zero bytes. With the bits of NaN turned over, zero reads
+            # as "no value".
             bits = np.float64(np.nan if value is None else value).view(np.uint64) ^ NAN_BITS
             pipe.setrange(at("curve", name, chunk), 8 * position, bits.tobytes())
 
@@ -298,16 +302,11 @@ class RedisStore(RedisSamples, RedisFacts):
                 pipe.hget(at("facts"), "labels")
                 attempts, first, last, steps, count, labels = pipe.execute()
         return RunInfo(
-            run=run,
-            created=float(times[b"created"]),
-            updated=float(times[b"updated"]),
-            attempt=max(map(int, attempts), default=0),
-            first_step=int(first[0]) if first else None,
-            last_step=int(last[0]) if last else None,
-            steps=steps,
-            trajectories=int(count or 0),
+            run=run, created=float(times[b"created"]), updated=float(times[b"updated"]),
+            attempt=max(map(int, attempts), default=0), first_step=int(first[0]) if first else None,
+            last_step=int(last[0]) if last else None, steps=steps, trajectories=int(count or 0),
             **labels_of(labels),
-        )
+        )  # fmt: skip
 
     def metric_names(self, run: str) -> list[str]:
         with self._talking():
@@ -410,6 +409,7 @@ class RedisStore(RedisSamples, RedisFacts):
     def delete_run(self, run: str) -> None:
         with self._talking():
             self._known(run)
+            # Not KEYS, which holds up every other client of a large server.
             keys = list(self._redis.scan_iter(match=self._keys(run)("*"), count=1000))
             for at in range(0, len(keys), 1000):
                 self._redis.unlink(*keys[at : at + 1000])

@@ -71,17 +71,17 @@ class SQLiteFile:
     def writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction that holds the file's write lock from the start; undone on any error."""
         with self.reading() as db:
+            # SQLite refuses, without waiting, a transaction that has read and wants to write after another
+            # one wrote.
             db.execute("BEGIN IMMEDIATE")
         try:
             yield db
             db.execute("COMMIT")
         except sqlite3.Error as e:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
             raise EnvironmentLacks(f"likelihood store {self.path}: {e}; nothing stored") from e
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
+        finally:
+            if db.in_transaction:  # nothing was committed; a full disk has rolled back by itself
+                db.execute("ROLLBACK")
 
     def close(self) -> None:
         """Close the connections of all threads."""

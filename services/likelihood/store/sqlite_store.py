@@ -115,6 +115,7 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
             )
             stored = db.total_changes - before
             count = len(packed)
+            # Posted before, in part or as a whole: the metrics are those of all its trajectories.
             if old or stored < len(packed):
                 everything = self._trajectories(db, *key)
                 derived = record_metrics(everything)
@@ -172,6 +173,7 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
         with self._file.writing() as db:
             run_id = self._id(db, run)
             db.execute(
+                # Spaced states stay, for an attempt that goes back.
                 "DELETE FROM monitor WHERE run=? AND (step % ? != 0 OR step > ?)",
                 (run_id, MONITOR_SPACING, step),
             )
@@ -187,17 +189,9 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
 
     def put_event(self, run: str, event: EventRecord) -> None:
         with self._file.writing() as db:
-            db.execute(
-                "INSERT INTO event (run, step, kind, text, data, time) VALUES (?,?,?,?,?,?)",
-                (
-                    self._touch(db, run),
-                    event.step,
-                    event.kind,
-                    event.text,
-                    orjson.dumps(event.data),
-                    time.time(),
-                ),
-            )
+            run_id = self._touch(db, run)
+            values = (run_id, event.step, event.kind, event.text, orjson.dumps(event.data), time.time())
+            db.execute("INSERT INTO event (run, step, kind, text, data, time) VALUES (?,?,?,?,?,?)", values)
 
     def delete_trajectories(self, run: str, below: int) -> int:
         with self._file.writing() as db:
@@ -214,6 +208,7 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
 
     def compact(self) -> None:
         with self._file.reading() as db:
+            # Through `reading`: SQLite refuses it inside a transaction.
             db.execute("VACUUM")
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -240,6 +235,7 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
             raise superseded_error(run, step, attempt, *later)
         db.execute(
             "INSERT INTO attempt (run, attempt, first_step) VALUES (?,?,?) "
+            # Steps may come in any order: an attempt reaches back to its lowest.
             "ON CONFLICT (run, attempt) DO UPDATE SET first_step=min(first_step, excluded.first_step)",
             (run_id, attempt, step),
         )

@@ -37,6 +37,7 @@ class Start(Generic[T]):
 
     def __init__(self, build: Callable[[Start[T]], T]) -> None:
         self._build = build
+        # vLLM does not say which processes it starts: they are those that are new.
         self._before = set(psutil.Process().children(recursive=True))
         self._given_up = threading.Event()
         self._over = threading.Event()

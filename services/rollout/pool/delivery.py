@@ -74,6 +74,7 @@ class Delivery:
         """The workers that are to be sent `version`. Loans end: their takers are among them. Raises
         WeightSyncError for an older version."""
         self._check_not_older(version)
+        # While it is expected, no joiner borrows from a worker.
         self._roster.sync_expected_until = time.monotonic() + self._settings.timeout_seconds
         # A taker that is busy with a loan could not come to the group that the learner makes now.
         loans = list(self._loans.values())
@@ -298,6 +299,7 @@ class Delivery:
                     "reason": one_line(error),
                 }
             )
+            # Of the joiner, not the lender: after some tries the learner has to send, whoever could lend.
             self._failed_loans[member] += 1
             await self._wait_for_change()
         elif error is not None:

@@ -96,6 +96,7 @@ class Membership:
         roster = self._roster
         self.follows_cluster = n == "all"
         roster.target = self._room() if n == "all" else n
+        # Whoever asks for another number has seen to what crashed: every slot is tried again.
         roster.given_up.clear()
         roster.crashes.clear()
         leaving = self._trim()
@@ -171,10 +172,13 @@ class Membership:
         roster = self._roster
         group = await placement.reserve(self._settings)
         roster.no_room.discard(slot)
+        # A name is never used again: what comes late of the last worker in this slot is not taken for this
+        # one's.
         roster.incarnations[slot] += 1
         id = roster.name(slot)
         with contextlib.ExitStack() as undo:
             undo.callback(placement.release, group)
+            # On shared GPUs an engine takes its memory as it starts: only in the workers' turn is it free.
             await self._turns.before_engine()
             worker = placement.create_worker(id, self._settings, group, self._arguments)
             undo.pop_all()
@@ -238,6 +242,7 @@ class Membership:
             await self._start_member(slot)
         except Exception as e:
             if isinstance(e, UnschedulableError):
+                # No crash: the cluster is full, and the slot is asked for again for as long as the run lasts.
                 roster.no_room.add(slot)
             else:
                 roster.crashes[slot] += 1

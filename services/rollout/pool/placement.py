@@ -13,6 +13,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from services.common.deadlines import within
 from services.rollout.engines.vllm_engine import ENVIRONMENT
 from services.rollout.errors import UnschedulableError
 from services.rollout.pool.worker_handle import RayWorkerHandle, WorkerHandle
@@ -90,16 +91,20 @@ def check_gpus(settings: RolloutSettings, ranks: int, supply: dict[str, float]) 
 async def reserve(settings: RolloutSettings) -> PlacementGroup:
     """Hold the resources of one worker. Raises UnschedulableError after SCHEDULE_SECONDS (or the start
     timeout, if shorter)."""
+    # A placement group and not the actor's own demand: an actor without room waits in silence, and this can
+    # be waited for, and given back.
     group = ray.util.placement_group([demand(settings, ray.cluster_resources())])
     limit = min(SCHEDULE_SECONDS, settings.start_timeout_seconds)
     with contextlib.ExitStack() as undo:
         undo.callback(release, group)
-        try:
-            await asyncio.wait_for(asyncio.wrap_future(group.ready().future()), limit)
-        except TimeoutError:
-            raise UnschedulableError(
+
+        def late() -> Exception:
+            return UnschedulableError(
                 f"no room for a rollout worker after {limit:.0f} s: {describe(settings)}"
-            ) from None
+            )
+
+        async with within(limit, late):
+            await asyncio.wrap_future(group.ready().future())
         undo.pop_all()
     return group
 
@@ -168,6 +173,7 @@ def lacking(
     """Demand of so many workers against supply, on one line, where the whole cluster could not hold them
     beside what the run itself holds (its learner)."""
     wants = {name: n * workers for name, n in demand(settings, supply).items()}
+    # Shares of GPUs are sums of floats.
     if all(n + held.get(name, 0) <= supply.get(name, 0) + 1e-6 for name, n in wants.items()):
         return None
     asked = ", ".join(f"{name} {n:g}" for name, n in wants.items())

@@ -20,11 +20,7 @@ from typing import Any, Literal
 
 from retriever_service.client import RetrieverUnavailable
 from services.contracts import Trajectory, TrajectoryRequest, WeightsReceiver, WeightUpdate, WorkerInfo
-from services.rollout.errors import (
-    NoWorkersError,
-    WorkerLostError,
-    WorkerUnavailableError,
-)
+from services.rollout.errors import NoWorkersError, WorkerLostError, WorkerUnavailableError
 from services.rollout.pool.delivery import Delivery
 from services.rollout.pool.member import Job, Member, wait_at_most
 from services.rollout.pool.membership import GRACE_SECONDS, HEARTBEAT_SECONDS, Membership, back_off
@@ -258,11 +254,9 @@ class RolloutPool:
         if not self._pending:
             self._homes.clear()
             return
-        try:
-            self._roster.raise_if_no_worker_can_serve()
-        except NoWorkersError as e:
+        if (error := self._roster.why_nobody_can_serve()) is not None:
             while self._pending:
-                self._fail(self._pending.popleft(), e)
+                self._fail(self._pending.popleft(), error)
 
     def _start_job(self, member: Member, job: Job) -> None:
         begun = False
@@ -287,6 +281,7 @@ class RolloutPool:
     async def _run(self, member: Member, job: Job) -> None:
         expected = self._expected_tokens(job.request)
         try:
+            # The worker's own limit comes first: its error names what was waited for.
             limit = self._settings.trajectory_timeout_seconds + GRACE_SECONDS
             asked = time.monotonic()
             trajectory = await member.worker.rollout(job.request, timeout_seconds=limit)
@@ -304,6 +299,8 @@ class RolloutPool:
                 job.future.set_result(trajectory)
         finally:
             member.jobs.pop(job.request.uid, None)
+            # The mean that `expected` comes from has moved since it was added, so that the sum drifts: an
+            # idle worker has none.
             member.outstanding_tokens = max(0.0, member.outstanding_tokens - expected) if member.jobs else 0.0
             self._dispatch()
 
@@ -315,10 +312,12 @@ class RolloutPool:
 
     def _run_again(self, member: Member, job: Job, error: BaseException) -> None:
         job.attempts += 1
+        # Another worker next, where there is one: this one may be what is wrong.
         job.avoid = member
         self._note_retry(member, [job.request], job.attempts, error)
         if job.attempts >= ATTEMPTS:
             self._fail(job, error)
+        # It is away for all workers: another one would ask it in vain at once.
         elif isinstance(error, RetrieverUnavailable):
             pause = asyncio.create_task(self._after_pause(job))
             self._pauses.add(pause)

@@ -118,39 +118,46 @@ class Roster:
         return self._reasons() or None
 
     def raise_if_no_worker_can_serve(self, slot: int | None = None) -> None:
-        """Raises NoWorkersError where nobody serves (in `slot`, where it is given) and nobody will without
-        help from outside."""
+        """Raises NoWorkersError where `why_nobody_can_serve` says why."""
+        if (error := self.why_nobody_can_serve(slot)) is not None:
+            raise error
+
+    def why_nobody_can_serve(self, slot: int | None = None) -> NoWorkersError | None:
+        """Why nobody serves (in `slot`, where it is given), and nobody will without help from outside; None
+        where somebody does or will."""
         if self.closed:
-            raise NoWorkersError("the rollout pool is closed")
-        if slot is not None:
-            self._raise_if_slot_is_given_up(slot)
+            return NoWorkersError("the rollout pool is closed")
+        if slot is not None and (given_up := self._why_slot_is_given_up(slot)) is not None:
+            return given_up
         if any(m.state in (WorkerState.READY, WorkerState.SYNCING) for m in self.members.values()):
-            return
+            return None
         if time.monotonic() < max(self.sync_expected_until, self.resend_expected_until):
-            return  # the weights that half-written workers lack are on their way
+            return None  # the weights that half-written workers lack are on their way
         if set(range(self.target)) - self.members.keys() - self.given_up.keys() - self.no_room:
-            return  # that slot's worker starts, or will at the next look
+            return None  # that slot's worker starts, or will at the next look
         if self.target == 0:
-            raise NoWorkersError("no rollout worker is left: the pool was scaled to 0")
+            return NoWorkersError("no rollout worker is left: the pool was scaled to 0")
         if self.members:
-            raise NoWorkersError(
+            return NoWorkersError(
                 "no rollout worker holds a whole version of the weights: the last sync failed on all of them"
             )
         if self._slots_without_room():
-            raise NoWorkersError(
+            return NoWorkersError(
                 "no rollout worker is left, and there is no room for another: "
                 f"{placement.describe(self.settings)}"
             )
         if len(self.given_up) >= self.target:
-            raise NoWorkersError(
+            return NoWorkersError(
                 f"no rollout worker is left, and replacements ended one after the other ({self._reasons()})"
             )
+        return None
 
-    def _raise_if_slot_is_given_up(self, slot: int) -> None:
+    def _why_slot_is_given_up(self, slot: int) -> NoWorkersError | None:
         if slot >= self.target:
-            raise NoWorkersError(f"slot {slot} was given up: the pool was scaled to {self.target}")
+            return NoWorkersError(f"slot {slot} was given up: the pool was scaled to {self.target}")
         if slot not in self.members and (slot in self.given_up or slot in self.no_room):
-            raise NoWorkersError(f"slot {slot} has its share of the batch, and no worker: {self.problem}")
+            return NoWorkersError(f"slot {slot} has its share of the batch, and no worker: {self.problem}")
+        return None
 
     def _slots_without_room(self) -> set[int]:
         return self.no_room & set(range(self.target))
@@ -213,6 +220,7 @@ class Roster:
     def lose(self, member: Member, error: BaseException) -> None:
         """A worker is dead, or as good as dead: take it out, and have what it ran run elsewhere. Membership
         starts its successor at its next look."""
+        # Found out twice, as by a ping and by a trajectory.
         if member.lost is not None:
             return
         if not isinstance(error, WorkerLostError):

@@ -39,6 +39,8 @@ class TurnBarrier:
 
     def _take_turn(self) -> None:
         if self._waiting and len(self._waiting) == self._active:
+            # By index, not in the order in which they came: that would change the batch, and with it the last
+            # bits.
             batch = [self._waiting[i] for i in sorted(self._waiting)]
             self._waiting = {}
             self._turn = asyncio.create_task(generate_together(self._engine.generate_batch, batch))

@@ -100,6 +100,7 @@ class Prompts:
             if len(self._ids) >= KNOWN_PROMPTS:
                 del self._ids[next(iter(self._ids))]
             self._ids[question] = made
+        # The caller appends to it, and the group's other trajectories begin with the same prompt.
         return list(self._ids[question])
 
 
@@ -267,6 +268,7 @@ async def _act(call: _Call, ids: list[int], budget: int) -> Action:
     written_eos = generation.finish == "eos" and keep in (None, len(written))
     written = written[:keep]
     text = template.decode(written[: len(written) - written_eos])
+    # Where a sync came between two parts the older version counts: staleness must not be understated.
     action = Action(written, logprobs[: len(written)], min(versions), "invalid", text, thinking=call.thinking)
     action.seconds = time.monotonic() - began
     action.kind = template.parse(_as_read(action)).kind

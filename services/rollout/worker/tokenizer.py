@@ -26,6 +26,7 @@ def load_tokenizer(model_path: str | Path) -> Any:
     folder = Path(model_path)
     saved = folder / "tokenizer_config.json"
     named = json.loads(saved.read_text(encoding="utf-8")).get("tokenizer_class") if saved.is_file() else None
+    # Not by AutoTokenizer, which would choose the class by the model's type.
     if named in _GENERIC and (folder / "tokenizer.json").is_file():
         return PreTrainedTokenizerFast.from_pretrained(folder)
     skip_scikit_learn()

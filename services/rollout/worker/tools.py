@@ -23,8 +23,9 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Protocol
 
+from services.common.deadlines import within
 from services.common.errors import UserError
-from services.common.loading.user_code import load, told
+from services.common.loading.user_code import calling, load
 from services.contracts import Question
 
 _THREADS = ThreadPoolExecutor(64, "tools")
@@ -71,16 +72,12 @@ class Toolbox:
         Raises TimeoutError after `timeout_seconds` (the trajectory is then run again), UserError where the
         tool fails or returns no text: an outage never becomes an empty observation.
         """
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
+        limit = self._timeout_seconds
+        late = f"rollout.tools.{name}: no result within rollout.tool_timeout_seconds={limit:g}"
+        where = f"rollout.tools.{name}: on question {self._question.id}"
+        async with within(limit, lambda: TimeoutError(late)):
+            with calling(where, passes=(TimeoutError,)):
                 result = await self._ask(name, content)
-        except TimeoutError as e:
-            raise TimeoutError(
-                f"rollout.tools.{name}: no result within "
-                f"rollout.tool_timeout_seconds={self._timeout_seconds:g}"
-            ) from e
-        except Exception as e:  # a user's code may raise anything
-            raise UserError(f"rollout.tools.{name}: on question {self._question.id}: {told(e)}") from e
         if not isinstance(result, str):
             raise UserError(f"rollout.tools.{name}: returned {type(result).__name__}; expected a text")
         return result

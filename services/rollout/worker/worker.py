@@ -299,6 +299,7 @@ class RolloutWorker:
 
     async def sleep(self) -> None:
         """Give the GPU to the learner. Requests that come before `wake` are an error."""
+        # A worker without whole weights holds memory as well.
         await self._ready(failed_too=True).sleep()
 
     async def wake(self) -> None:
@@ -316,6 +317,7 @@ class RolloutWorker:
 
     async def close(self) -> None:
         """End the engine and its processes. May be called again."""
+        # First of all: what comes from now on is refused, and a second call finds nothing to end.
         engine, self._engine = self._engine, None
         self._become(WorkerState.FAILED)
         if engine is not None:

@@ -20,6 +20,7 @@ def kl_k3(logp: PerToken, logp_ref: PerToken, action_ids: ActionIds) -> LossTerm
     check_shapes(action_ids, logp, logp_ref)
     mask = action_ids >= 0
     d = (select(mask, logp_ref.detach()) - select(mask, logp)).clamp(-10, 10)
+    # expm1: near d = 0, where most tokens are, exp(d) - 1 would lose its digits.
     return LossTerm((torch.expm1(d) - d).sum(), mask.sum())
 
 

@@ -70,6 +70,7 @@ def llds_loss(
     if min_drop:
         drop = torch.where(drop.abs() <= min_drop, 0.0, drop)
 
+    # An index is never negative. What lies outside the mask is added to action 0, as 0.
     unit = action_ids.clamp(min=0)
 
     def by_action(values: Tensor) -> Tensor:

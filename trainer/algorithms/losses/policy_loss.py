@@ -55,18 +55,25 @@ def policy_loss(
     if kind == "gspo":
         # The value is the sequence's ratio; the gradient is that of the token's own log-prob.
         mean = (logp.detach() - logp_old).sum(1) / lengths.clamp(min=1)
+        # The second factor is 1.
         ratio = mean.exp()[:, None] * (logp - logp.detach()).exp()
     else:
         log_ratio = logp - logp_old
         if kind in ("clip_cov", "kl_cov"):  # two log-probs of minus infinity: unmoved
             log_ratio = torch.where(log_ratio.isnan(), 0.0, log_ratio)
+        # exp(20) is 5e8, far beyond any clip. Without a bound the ratio becomes infinite, and infinity times
+        # an advantage of 0 is NaN.
         log_ratio = log_ratio.clamp(-20, 20)
         ratio = log_ratio.exp()
     clipped = ratio.clamp(low, high)
     if kind == "cispo":
+        # The clipped ratio is a weight without gradient, so that no token loses its gradient, as it would
+        # under PPO's clip.
         objective = clipped.detach() * advantage * logp
         bound = (ratio < low) | (ratio > high)
     else:
+        # The lower of both: a clip never makes an update look better than it is. It holds above `high` where
+        # the advantage is positive, below `low` where it is negative.
         objective = torch.minimum(ratio * advantage, clipped * advantage)
         bound = ((ratio > high) & (advantage > 0)) | ((ratio < low) & (advantage < 0))
     if kind == "clip_cov" and chosen is not None:

@@ -6,17 +6,17 @@ A checkpoint holds the settings of its run, so one that was copied elsewhere kno
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from retriever_service.settings import ServerSettings
 from services.agent.agent import AgentSpec
 from services.common.errors import UserError
+from services.common.files import hints
 from services.common.loading.lazy import LazyModule
 from services.common.run_paths import is_run
 from trainer.config.schema import Config, load_config, override, parse_config
@@ -68,11 +68,9 @@ def named(given: str, overrides: list[str]) -> Named:
 
 def _config_of(checkpoint: Path, run: Path | None, overrides: list[str]) -> Config:
     """The settings of a checkpoint, by itself or by its run."""
-    try:
-        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-        settings: Any = state["identity"]["settings"]
-    except (OSError, ValueError, KeyError, TypeError):  # of an earlier version, which kept none
-        settings = None
+    identity = hints(checkpoint / "state.json").get("identity")
+    # An earlier version kept none.
+    settings = identity.get("settings") if isinstance(identity, dict) else None
     if isinstance(settings, dict):
         override(settings, overrides)
         return parse_config(settings)

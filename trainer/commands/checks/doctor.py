@@ -24,7 +24,7 @@ from services.common.errors import UserError
 from services.common.loading.extras import how_to_install
 from trainer.commands.checks import doctor_roles as roles
 from trainer.commands.checks import listeners
-from trainer.commands.checks.findings import GIB, Finding, ask, judged
+from trainer.commands.checks.findings import GIB, Finding, judged, status_of
 from trainer.commands.checks.leftovers import find_leftovers
 from trainer.commands.version import version
 from trainer.config.gpus_needed import lack_of_gpus
@@ -227,11 +227,11 @@ def checks_of(role: str) -> list[Check]:
 
 def check_address(key: str, url: str) -> Iterator[Finding]:
     """Whether a service that the configuration names answers from here."""
-    try:
-        with ask(f"{url.rstrip('/')}/healthz", timeout=5):
-            yield Finding(key, "good", f"{url} answers")
-    except OSError as e:
-        yield Finding(key, "bad", url, f"does not answer from here: {getattr(e, 'reason', e)}")
+    status, reason = status_of(f"{url.rstrip('/')}/healthz")
+    if status is not None and status < 400:
+        yield Finding(key, "good", f"{url} answers")
+    else:
+        yield Finding(key, "bad", url, f"does not answer from here: {reason}")
 
 
 def _questions_of(key: str, value: str, skip_bad: bool) -> Finding:

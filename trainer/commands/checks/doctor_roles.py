@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from services.common.loading.extras import EXTRAS, how_to_install
 from services.control.records import RunStatus
 from services.likelihood.rest.launch import without_password
 from services.likelihood.store.opening import open_store
-from trainer.commands.checks.findings import GIB, Finding, ask, judged
+from trainer.commands.checks.findings import GIB, Finding, judged, status_of
 from trainer.commands.version import version
 
 READY = {
@@ -35,16 +34,14 @@ CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 def check_serving(role: str) -> Iterator[Finding]:
     """Whether the role's own server, or the node's raylet, answers."""
     url = READY[role]
-    try:
-        with ask(url, timeout=5) as answer:
-            yield Finding("serving", "good", f"{url}: {answer.status}")
-    except urllib.error.HTTPError as e:
+    status, reason = status_of(url)
+    if status is None:
+        yield Finding("serving", "note", f"{url}: {reason}", "nothing runs here now; its log says why")
+    elif status < 400:
+        yield Finding("serving", "good", f"{url}: {status}")
+    else:
         yield Finding(
-            "serving", "bad", f"{url}: {e.code}", "it is up but not ready yet; its log says what it waits for"
-        )
-    except OSError as e:
-        yield Finding(
-            "serving", "note", f"{url}: {getattr(e, 'reason', e)}", "nothing runs here now; its log says why"
+            "serving", "bad", f"{url}: {status}", "it is up but not ready yet; its log says what it waits for"
         )
 
 
@@ -76,12 +73,19 @@ def memory_limit(files: tuple[Path, ...] = CGROUP_LIMITS) -> int | None:
     return None
 
 
+def _token() -> tuple[str, str]:
+    """The token, empty where none is set; and what is wrong with it."""
+    try:
+        return token_of(TOKEN_VARIABLE) or "", ""
+    except UnspiralError as e:
+        return "", str(e)
+
+
 def check_token() -> Iterator[Finding]:
     """The token that keeps strangers out."""
-    try:
-        token = token_of(TOKEN_VARIABLE) or ""
-    except UnspiralError as e:
-        yield Finding(TOKEN_VARIABLE, "bad", str(e), "deploy/new_env.sh writes one into .env")
+    token, problem = _token()
+    if problem:
+        yield Finding(TOKEN_VARIABLE, "bad", problem, "deploy/new_env.sh writes one into .env")
         return
     advice = "set it (deploy/new_env.sh writes one into .env): the service refuses to be reachable without"
     seen = f"set, {len(token)} characters" if token else "not set"
@@ -123,9 +127,8 @@ def check_ray_package() -> Iterator[Finding]:
 
 def check_run() -> Iterator[Finding]:
     """The answer of the control plane here about the run that it found."""
-    try:
-        token = token_of(TOKEN_VARIABLE) or ""
-    except UnspiralError:  # `check_token` says it
+    token, problem = _token()
+    if problem:  # `check_token` says it
         return
     url = READY["control"].replace("/readyz", "/v1/status")
     try:

@@ -3,7 +3,6 @@ dead."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from services.common.files import lock
+from services.common.files import hints, lock
 from services.common.processes.semaphores import dead_semaphores
 from services.weight_sync.shared_memory import orphans
 
@@ -80,12 +79,11 @@ def _addresses(folder: Path) -> Iterator[Leftover]:
     """control.json of runs that are dead: their process is gone from this host, and nobody holds the run's
     lock."""
     for file in sorted(folder.glob("*/control.json")):
-        try:
-            about = json.loads(file.read_text(encoding="utf-8"))
-            pid = int(about["pid"])
-            host = about.get("host", socket.gethostname())
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        about = hints(file)
+        pid = about.get("pid")
+        if not isinstance(pid, int):
             continue  # no run wrote it
+        host = about.get("host", socket.gethostname())
         if host == socket.gethostname() and not psutil.pid_exists(pid) and not _locked(file.parent):
             yield Leftover(
                 f"{file}, which names {about.get('url')} of a dead run", partial(file.unlink, missing_ok=True)

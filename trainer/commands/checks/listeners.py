@@ -6,13 +6,12 @@ import ipaddress
 import itertools
 import os
 import socket
-import urllib.error
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import psutil
 
-from trainer.commands.checks.findings import Finding, Level, ask, judged
+from trainer.commands.checks.findings import Finding, Level, judged, status_of
 
 ASK_SECONDS = 3.0
 WIDE = {"0.0.0.0", "::"}
@@ -119,13 +118,8 @@ def gcs_refuses(address: str, token: str | None = None) -> bool | None:
 
 def http_refuses(address: str, path: str = "/metrics") -> bool | None:
     """Whether an HTTP service turns a stranger away. None where none answers."""
-    try:
-        with ask(f"http://{address}{path}", timeout=ASK_SECONDS):
-            return False
-    except urllib.error.HTTPError as e:
-        return e.code in (401, 403)
-    except Exception:  # http.client has its own errors for a server that speaks no HTTP
-        return None
+    status, _ = status_of(f"http://{address}{path}", ASK_SECONDS)
+    return None if status is None else status in (401, 403)
 
 
 def summary(found: list[Listener]) -> Iterator[Finding]:

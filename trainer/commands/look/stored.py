@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
 from services.common.errors import UserError
 from services.common.names import nearest
 from services.common.run_paths import run_folder
+from services.common.users_files import load_yaml
 from services.likelihood.microscope.record import SampledTrajectory, Written
 from services.likelihood.store.base import NotStored
 from services.likelihood.store.opening import open_store
@@ -199,7 +197,7 @@ def _read(source: str, line: str) -> StoredTrajectory | None:
 def _yaml(file: Path) -> dict[str, Any]:
     """The run's configuration as it stands there; empty where it cannot be read."""
     try:
-        raw = YAML(typ="safe", pure=True).load(file.read_text(encoding="utf-8"))
-    except (OSError, YAMLError, ValueError):
+        raw = load_yaml(file)
+    except UserError:
         return {}
     return raw if isinstance(raw, dict) else {}

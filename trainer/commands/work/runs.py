@@ -18,6 +18,7 @@ from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.lazy import LazyModule
 from services.common.processes import signals
+from services.common.users_files import make_folder
 from trainer.commands import completion
 from trainer.commands.options import NAMED, AsJson, ConfigFile, Overrides
 from trainer.commands.terminal import ending, for_people
@@ -225,10 +226,7 @@ def evaluate(
 
 def _make_room(option: str, file: Path) -> None:
     """The folder of a file that is written after the scoring, which takes minutes. Raises UserError."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise UserError(f"{option} {file}: its folder cannot be made: {e.strerror}") from e
+    make_folder(file.parent, f"{option} {file}: its folder")
     if file.is_dir():
         raise UserError(f"{option} {file}: is a folder; expected the name of a file")
 

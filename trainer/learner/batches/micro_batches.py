@@ -128,6 +128,7 @@ def _pack(rows: Rows, lengths: np.ndarray, budget: int) -> list[Rows]:
     """Rows in ascending length into as few micro-batches as a greedy pass gives."""
     packs: list[Rows] = []
     for row in rows:
+        # Ascending: the row that comes in is the longest so far, and sets the width of all.
         if packs and (len(packs[-1]) + 1) * lengths[row] <= budget:
             packs[-1].append(row)
         else:

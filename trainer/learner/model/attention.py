@@ -86,6 +86,7 @@ def _kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scali
     from torch.nn.attention.varlen import varlen_attn
 
     known = inspect.signature(varlen_attn).parameters
+    # By PyTorch's version: everything to the left and nothing to the right, or the flag that said so before.
     options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
     if query.shape[1] != key.shape[1] and "enable_gqa" in known:
         options["enable_gqa"] = True

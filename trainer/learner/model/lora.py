@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from services.common.errors import EnvironmentLacks, UserError
-from services.common.loading.extras import not_imported
+from services.common.errors import UserError
+from services.common.loading.extras import needed_for
 from trainer.config.learner import LoRASettings
 
 if TYPE_CHECKING:
@@ -24,10 +24,8 @@ _A, _B, _BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer
 def add_adapters(hf: nn.Module, settings: LoRASettings) -> None:
     """Freeze the model and put adapters beside its linear layers. Raises EnvironmentLacks
     without peft, UserError where `learner.lora.targets` names no layer of the model."""
-    try:
+    with needed_for("learner.lora", "lora"):
         from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as e:
-        raise EnvironmentLacks(f"learner.lora: {not_imported(e, 'lora')}") from e
 
     config = LoraConfig(
         r=settings.rank, lora_alpha=settings.alpha, target_modules=settings.targets, lora_dropout=0.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,10 +113,8 @@ def _shown(value: Any) -> str:
 
 
 def _read(path: Path) -> Any:
-    try:
+    with _whole(path, "JSON"):
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"model.path: {path} is no JSON: {error}{_pointer(path)}") from error
     return (
         {k: v for k, v in content.items() if k not in INDIFFERENT} if isinstance(content, dict) else content
     )
@@ -130,7 +129,7 @@ def _digest(path: Path) -> str:
 def _safetensors(file: Path) -> Iterator[tuple[str, bytes]]:
     """Raises UserError for a file that is none, or was cut short."""
     room = file.stat().st_size - 8
-    try:
+    with _whole(file, "safetensors"):
         with file.open("rb") as handle:
             length = int.from_bytes(handle.read(8), "little")
             if length > room:
@@ -145,10 +144,15 @@ def _safetensors(file: Path) -> Iterator[tuple[str, bytes]]:
                 size = min(SAMPLE_BYTES, end - begin)
                 handle.seek(8 + length + begin + (end - begin - size) // 2)
                 yield f"{name} {entry['dtype']} {entry['shape']}", handle.read(size)
+
+
+@contextmanager
+def _whole(file: Path, form: str) -> Iterator[None]:
+    """Around the reading of a file of the model: raises UserError for one that is none, or was cut short."""
+    try:
+        yield
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"model.path: {file} is no whole safetensors file: {error}{_pointer(file)}"
-        ) from error
+        raise UserError(f"model.path: {file} is no whole {form} file: {error}{_pointer(file)}") from error
 
 
 def _pointer(file: Path) -> str:

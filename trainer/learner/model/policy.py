@@ -161,11 +161,16 @@ def prepare_policy(
         for layer in hf.base_model.layers:
             layer.compile(dynamic=True)
     if gradient_checkpointing:
+        # The reentrant form needs an input with a gradient, which a frozen embedding under LoRA does not
+        # give.
         hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # Transformers computes activations again in training mode alone. (There is no dropout left that this
+    # would switch on.)
     return policy.train()
 
 
 def _switch_off_dropout(hf: nn.Module) -> None:
+    # Scoring and training must be one function: otherwise an unmoved policy has a ratio other than 1.
     for module in hf.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -54,6 +54,8 @@ class Checkpoints:
         if state.step == 0 or (target.exists() and await asyncio.to_thread(fault, target) is None):
             return
         with self.stop.saving(), self.clock.measure("checkpoint"):
+            # Before the learner's part: a checkpoint promises that its steps need not be taken again, their
+            # records included.
             await asyncio.to_thread(self.system.store.keep, KEEP_SECONDS)
             await self.on_learner(self.system.learner.save, target, state.state_dict())
             await asyncio.to_thread(state.best.keep, folder, state.config.trainer)  # gigabytes are deleted

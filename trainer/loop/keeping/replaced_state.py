@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
-from services.common.files import write_json
+from services.common.files import link_or_copy, write_json
 from trainer.learner.checkpoint import MANIFEST, STATE, written_aside
 
 
@@ -23,12 +21,5 @@ def replace_state(path: Path, state: dict[str, Any]) -> None:
             name = file.relative_to(path)
             if str(name) not in (MANIFEST, STATE):
                 (aside / name).parent.mkdir(parents=True, exist_ok=True)
-                _link(file, aside / name)
+                link_or_copy(file, aside / name)
         write_json(aside / STATE, state)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

@@ -145,8 +145,10 @@ async def roll_back(driver: Restorable, action: MonitorAction) -> bool:
     actions = driver.actions.state_dict()
     state, _ = await driver.on_learner(driver.system.learner.load, checkpoint)
     driver.load_state_dict(state)
+    # Not those of the checkpoint, which know nothing of this rollback, and would try it again without end.
     driver.actions.load_state_dict(actions)
     driver.version += 1
+    # Workers take no lower version than they hold: the old weights come under a new number.
     await driver.sync()
     # What was tried must outlive this process: a run that is killed now, or loses its learner, would else
     # fall the same way again.

@@ -120,6 +120,7 @@ class BatchSampler:
         right: list[bool] = []
         asked = resampled = 0
         while True:
+            # Whole groups alone are kept, so that this division is exact.
             missing = wanted - len(kept) // size
             questions = self.cursor.take(missing)
             # Of this batch, whatever is taken ahead for the next one before this one is trained on.
@@ -138,6 +139,7 @@ class BatchSampler:
                 else None
             )
             for g in range(0, len(fresh), size):
+                # `flat` says the same of each row of a group: the first one speaks for it.
                 if flat is not None and flat[g]:
                     resampled += 1
                     continue

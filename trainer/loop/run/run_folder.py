@@ -16,7 +16,6 @@ from typing import Any, TextIO
 from services.common.errors import UserError
 from services.common.files import (
     append_json,
-    holder_of,
     json_lines,
     keep_json_lines,
     lock,
@@ -24,6 +23,7 @@ from services.common.files import (
     write_json,
     written_aside,
 )
+from services.common.users_files import make_folder
 from services.contracts import Action, Trajectory
 from trainer.config.schema import Config, dump_config
 from trainer.learner.checkpoint import latest
@@ -48,17 +48,10 @@ class RunFolder:
     def open(self, *, resume: bool) -> None:
         """Take the folder. Raises UserError where another run holds it, or where it is used and `resume` is
         not asked for."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise UserError(f"run.dir: cannot make {self.path}: {e.strerror}") from e
-        try:
-            self._lock = lock(self.path / ".lock")
-        except BlockingIOError as e:
-            raise UserError(
-                f"run.name: {self.path} is in use by another running process"
-                f"{holder_of(self.path / '.lock')}; choose another run.name"
-            ) from e
+        make_folder(self.path, f"run.dir: {self.path}")
+        taken = f"run.name: {self.path} is in use by another running process"
+        way = "; choose another run.name"
+        self._lock = lock(self.path / ".lock", lambda holder: UserError(taken + holder + way))
         if not resume and self.metrics_path.exists() and self.metrics_path.stat().st_size:
             way = (
                 "go on with it by"

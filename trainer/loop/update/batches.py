@@ -64,11 +64,14 @@ def prepare(batch: RolloutBatch, config: Config, tokenizer: Any) -> Prepared:
     valid = np.isfinite(batch.rewards)
     groups = [t.group for t in batch.trajectories]
     advantages = advantages_of(batch.rewards, groups, config.algorithm.advantage)
+    # An advantage of 0 counts too: a group in which all are right teaches nothing, and its answers are to be
+    # held.
     preserved = valid & (advantages >= 0)
     if config.algorithm.llds.preserve == "right":
         preserved &= batch.right
     spans = None
     if config.algorithm.llds.answer_weight != "off":
+        # Found in the text, token by token: only where something reads it.
         spans = np.concatenate([answer_mask(t, tokenizer) for t in batch.trajectories])
     tokens = TrainBatch.of_tokens(
         TokenBatch.of(batch.trajectories),

@@ -6,13 +6,13 @@ steps. So the size of the next step is known from what the last ones of this run
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from pathlib import Path
 
 from services.common.errors import UserError
 from services.common.files import json_lines
+from services.common.users_files import reading
 
 METRIC = "kl/old"
 SCALE = "learner/match_scale"
@@ -32,11 +32,9 @@ def read_series(path: str) -> dict[int, float]:
         file /= "metrics.jsonl"
     if not file.is_file():
         raise UserError(f"{key}: no such run; expected its folder, or its metrics.jsonl")
-    try:
+    with reading(key, "metrics of a run"):
         rows = json_lines(file)
         found = {int(row["step"]): row[METRIC] for row in rows if "step" in row and METRIC in row}
-    except (OSError, ValueError, TypeError, json.JSONDecodeError) as error:
-        raise UserError(f"{key}: cannot be read as metrics: {error}") from error
     series = {step: float(value) for step, value in found.items() if _is_positive(value)}
     if not series:
         raise UserError(f"{key}: records no {METRIC} above 0; expected a run whose updates moved its weights")

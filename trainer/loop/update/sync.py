@@ -49,6 +49,7 @@ async def sync_weights(
         update, _ = await on_learner(learner.offer_weights, version, receivers)
         if before_sending is not None:
             await before_sending()
+        # Both outcomes are needed: the one that fails first is not always the one to blame.
         sent, taken = await asyncio.gather(
             on_learner(learner.send_weights), pool.sync(update), return_exceptions=True
         )
@@ -68,11 +69,11 @@ async def run_with_resync(pool: RolloutPool, work: Awaitable[T], sync: Callable[
     to their successors meanwhile; the learner must hold the version in force."""
     task = asyncio.ensure_future(work)
     try:
+        # Not `wait_for`, which would cancel the work at each look.
         while not (await asyncio.wait([task], timeout=LOOK_SECONDS))[0]:
             if pool.wants_weights:
                 await sync()
         return await task
-    except BaseException:
+    finally:  # nobody waits for it any more
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        raise

@@ -49,6 +49,8 @@ class Updates:
         )
         if self.matched:
             update.metrics[SCALE] = scale
+        # The learner's, not the sampler's: later scores are compared with these, and both then come from the
+        # same kernels.
         prepared.tokens.logp_old = update.logp_old
         return update, seconds
 

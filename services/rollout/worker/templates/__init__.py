@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from services.common.errors import UserError
-from services.common.loading.user_code import find
+from services.common.loading.user_code import calling, find
 from services.common.names import nearest
 from services.rollout.worker.templates.base import ParsedAction, TagTemplate, Template, reading_of
 
@@ -33,18 +33,12 @@ def make_template(name: str, tokenizer: Any, settings: RolloutSettings) -> Templ
             f"rollout.template={name}: expected {', '.join(_KNOWN)}, or an import path package.module:Name"
             + (f"; did you mean {near}?" if near else "")
         )
-    try:
+    with calling(f"rollout.template={name}: cannot be imported"):
         factory = find(path)
-    except Exception as e:  # the module's own code may raise anything
-        raise UserError(f"rollout.template={name}: cannot be imported ({_what(e)})") from e
-    try:
+    # A UserError names what the template itself does not accept.
+    made = f"rollout.template={name}: cannot be made from a tokenizer and the settings"
+    with calling(made, passes=(UserError,)):
         template: Template = factory(tokenizer, settings)
-    except UserError:  # names what the template itself does not accept
-        raise
-    except Exception as e:
-        raise UserError(
-            f"rollout.template={name}: cannot be made from a tokenizer and the settings ({_what(e)})"
-        ) from e
     needed: tuple[str, ...] = _MEMBERS
     if getattr(type(template), "observation_ids", None) is TagTemplate.observation_ids:
         needed += ("documents",)  # which it calls at the first search
@@ -62,7 +56,3 @@ def make_template(name: str, tokenizer: Any, settings: RolloutSettings) -> Templ
             f"{template.min_observation_tokens} tokens"
         )
     return template
-
-
-def _what(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

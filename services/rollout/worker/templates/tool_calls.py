@@ -98,6 +98,7 @@ class ToolCallTemplate(TagTemplate, ABC):
         self.head, self.tail = self._around_a_result(tokenizer)
         self.invalid = f"{self.head}{self._as_result(INVALID)}{self.tail}"
         super().__init__(tokenizer, settings)
+        # Which of them ends a turn shows in the text before a result: it begins with that token.
         self._ends = {i for i in tokenizer.all_special_ids if self.decode([i]) not in self.stop}
         self.turn_end = self.decode([i for i in self._head[:1] if i in self._ends])
         """The control token with which the family ends a turn; empty where it has none."""
@@ -196,6 +197,7 @@ class HermesTemplate(ToolCallTemplate):
             end = text.find("</tool_call>", start)
             if end < 0:
                 return
+            # The innermost: one that was only mentioned before it opened nothing.
             last = text.rfind("<tool_call>", start, end)
             query = _query(_json_of(text[last + len("<tool_call>") : end]), "arguments")
             if query:

@@ -1,7 +1,7 @@
 """Weights through Ray's object store: our buckets against the safetensors library's `save`, CRC-32, and one
 file after the other.
 
-    python -m benchmarks.shared_memory --mib 1024
+    python -m benchmarks.rollout.shared_memory --mib 1024
 
 Both ways take turns in one run, with the publisher and one receiver in this process.
 """

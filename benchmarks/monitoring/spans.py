@@ -1,6 +1,6 @@
 """What the always-on timeline costs: spans of a step measured, carried and written, over the step's duration.
 
-    python benchmarks/spans.py RUN [--rounds 200]
+    python benchmarks/monitoring/spans.py RUN [--rounds 200]
 
 RUN is the folder of a run (`runs/demo-0`). Its newest recorded steps say how many trajectories and spans a
 step has and how long it takes. Measured again here, in one process: the clock around each part, the spans'
@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from services.contracts import Question, Span, Trajectory  # noqa: E402

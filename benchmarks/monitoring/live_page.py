@@ -1,6 +1,6 @@
 """How quick the live page is over a long run: until it is drawn, per redraw, and per move of the pointer.
 
-    python benchmarks/live_page.py [--steps 10000] [--rounds 5]
+    python benchmarks/monitoring/live_page.py [--steps 10000] [--rounds 5]
 
 Chromium draws the page of a stored run with 50 metrics per step, 1,400 x 900 pixels, without a GPU. `load`:
 seconds from the request of the page until the first curve is there. `redraw`: seconds of one `draw`, which
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread  # noqa: E402

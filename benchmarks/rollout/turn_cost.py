@@ -1,7 +1,7 @@
 """Processor time that a rollout worker spends on a turn, the engine left out: templates, tags, tokenizer, and
 searches over HTTP.
 
-    python -m benchmarks.turn_cost --corpus corpus.jsonl [--trajectories 256] [--rounds 5] [--profile]
+    python -m benchmarks.rollout.turn_cost --corpus corpus.jsonl [--trajectories 256] [--rounds 5] [--profile]
 
 The engine is a script: each trajectory thinks, searches twice with words of the corpus, reads, and answers,
 in tokens that were made before, each call after a pause as if it wrote. Worker, template, tokenizer (a

@@ -1,7 +1,8 @@
 """Processor time that a rollout worker's process spends on a search: each in a request of its own, against
 searches that come together in one request.
 
-    python -m benchmarks.search_cost --corpus corpus.jsonl [--searches 2048] [--at-once 64] [--pairs 10]
+    python -m benchmarks.rollout.search_cost --corpus corpus.jsonl [--searches 2048]
+        [--at-once 64] [--pairs 10]
 
 The retriever service has a process of its own, as in a run; queries are the passages' first words. So many
 trajectories search at the same time, pause as if they wrote, and search again. The two ways take turns.

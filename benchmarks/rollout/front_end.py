@@ -1,7 +1,7 @@
 """What vLLM's front end costs for each sampled token: its own way, and ours (ids watched for tags, log-probs
 as numbers), in turns, without a model.
 
-    python -m benchmarks.front_end --tokenizer DIR [--rows 256] [--tokens 200] [--rounds 10]
+    python -m benchmarks.rollout.front_end --tokenizer DIR [--rows 256] [--tokens 200] [--rounds 10]
 
 Random ids of the tokenizer come as an engine would send them, one a request and step. Prints processor time
 per token of either way, and of the pairs the ratio; a first pair, which fills caches, is left out.

@@ -1,6 +1,6 @@
 """The microscope's cost: what a learner waits for, the page over many stored trajectories, bytes of each.
 
-    python benchmarks/microscope.py [--stored 1000000] [--per-step 1000] [--stores sqlite redis]
+    python benchmarks/monitoring/microscope.py [--stored 1000000] [--per-step 1000] [--stores sqlite redis]
 
 For each store: bytes per stored trajectory, and seconds of the requests that the page of a step makes
 (median and slowest of 20 steps at random; target: under .2 s together). `hold_up`: what making the records
@@ -27,12 +27,12 @@ from typing import Any
 import httpx
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "likelihood")]
 
 from redis_server import RedisServer  # noqa: E402
 
-from benchmarks.likelihood import batch, serve  # noqa: E402
+from benchmarks.monitoring.likelihood import batch, serve  # noqa: E402
 from services.likelihood.client import LikelihoodClient  # noqa: E402
 from services.likelihood.metrics.scored_step import ScoredStep  # noqa: E402
 from services.likelihood.microscope.building import Lens, Slide  # noqa: E402

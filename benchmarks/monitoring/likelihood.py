@@ -1,6 +1,7 @@
 """The likelihood store's cost: what a learner waits for, and how long a page of 10^7 stored actions takes.
 
-    python benchmarks/likelihood.py [--steps 1000] [--trajectories 2560] [--actions 4] [--stores sqlite redis]
+    python benchmarks/monitoring/likelihood.py [--steps 1000] [--trajectories 2560] [--actions 4]
+        [--stores sqlite redis]
 
 Prints, for each store: seconds that making the records, `post_step` and `put_tokens` hold the learner up
 (target: under .05 together), seconds until the service has stored the step, rows filled, and seconds of every
@@ -24,7 +25,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "likelihood")]
 
 from redis_server import RedisServer  # noqa: E402

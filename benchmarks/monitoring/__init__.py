@@ -1,0 +1,1 @@
+"""What the likelihood store, its pages and the timeline of a step cost."""
