@@ -48,7 +48,7 @@ from trainer.loop.run.progress import Progress
 from trainer.loop.run.run_folder import RunFolder
 from trainer.loop.run.system import System
 from trainer.rewards import make_reward
-from trainer.session.resume_rules import identity_of
+from trainer.session.resuming.rules import identity_of
 from trainer.session.stopping import StopSignals
 
 BUCKET_BYTES = 2**28

@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT)]
 
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread  # noqa: E402
 from services.likelihood.store import series  # noqa: E402
-from services.likelihood.store.sqlite_store import SQLiteStore  # noqa: E402
+from services.likelihood.store.sqlite.store import SQLiteStore  # noqa: E402
 
 NAMED = (
     *("probe/lag", "probe/fixed", "logp/right", "logp/wrong", "displacement/mean", "displacement/p10"),

@@ -40,8 +40,9 @@ from services.likelihood.microscope.choice import chosen_rows  # noqa: E402
 from services.likelihood.microscope.packing import PackedSample, packed  # noqa: E402
 from services.likelihood.microscope.record import SampledTrajectory, Scoring  # noqa: E402
 from services.likelihood.records import StepRecord  # noqa: E402
-from services.likelihood.store import redis_samples, sqlite_samples  # noqa: E402
 from services.likelihood.store.opening import open_store  # noqa: E402
+from services.likelihood.store.redis import samples as redis_samples  # noqa: E402
+from services.likelihood.store.sqlite import samples as sqlite_samples  # noqa: E402
 
 GROUP = 8
 WORDS = [f" word{i}" for i in range(5000)]

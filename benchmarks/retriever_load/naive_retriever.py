@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
-from retriever_service.http.schemas import RetrieveRequest
+from retriever_service.http.forms.schemas import RetrieveRequest
 from retriever_service.index_folder.description import read_info
 from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE, Documents
 

@@ -17,7 +17,7 @@ import orjson
 from fastapi import FastAPI
 from pydantic import Field
 
-from retriever_service.http.leniency import clamped, cleaned
+from retriever_service.http.forms.leniency import clamped, cleaned
 from retriever_service.http.service import Service
 from retriever_service.http.web import BoundedBodies
 from retriever_service.search import backends

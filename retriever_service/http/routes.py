@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from retriever_service.http.dialects import Dialects
-from retriever_service.http.leniency import CHANGED_HEADER
-from retriever_service.http.schemas import (
+from retriever_service.http.forms.dialects import Dialects
+from retriever_service.http.forms.leniency import CHANGED_HEADER
+from retriever_service.http.forms.schemas import (
     AccessRequest,
     AccessResponse,
     BatchSearchRequest,

@@ -15,9 +15,9 @@ from pydantic import TypeAdapter
 
 from retriever_service.errors import QueueFull, RequestRefused
 from retriever_service.http.batcher import Batcher, Q, R
-from retriever_service.http.leniency import clamped, cleaned
+from retriever_service.http.forms.leniency import clamped, cleaned
+from retriever_service.http.forms.schemas import GivenDocument, Reply, RerankRequest, parse_body
 from retriever_service.http.metrics import Metrics
-from retriever_service.http.schemas import GivenDocument, Reply, RerankRequest, parse_body
 from retriever_service.index_folder.documents import encode_document
 from retriever_service.ranking import Order
 from retriever_service.search.search_index import ChangingIndex, Hits, PartHits, SearchIndex

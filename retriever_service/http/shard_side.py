@@ -9,8 +9,8 @@ from fastapi import Response
 from pydantic import TypeAdapter
 
 from retriever_service.errors import RequestRefused
-from retriever_service.http.leniency import cleaned
-from retriever_service.http.schemas import Reply, parse_body
+from retriever_service.http.forms.leniency import cleaned
+from retriever_service.http.forms.schemas import Reply, parse_body
 from retriever_service.http.service import Service, encode_answer
 from retriever_service.http.web import JsonEndpoint, RetrieverApp
 from retriever_service.index_folder.description import IndexInfo, version_of

@@ -27,9 +27,9 @@ from retriever_service.errors import (
     RetrieverUnavailable,
     deadline_passed,
 )
-from retriever_service.http.leniency import PARTIAL_HEADER, header_of
+from retriever_service.http.forms.leniency import PARTIAL_HEADER, header_of
+from retriever_service.http.forms.schemas import Reply, field_path
 from retriever_service.http.metrics import Metrics
-from retriever_service.http.schemas import Reply, field_path
 from retriever_service.settings import ServerSettings
 from services.common.errors import UnspiralError, UserError
 from services.common.http.bodies import Room, declared_size

@@ -28,7 +28,7 @@ from trainer.commands.agent.cli import question_and_changes
 from trainer.commands.agent.source import agent_spec, named, retriever_url
 from trainer.commands.agent.transcript import Transcript
 from trainer.config.schema import parse_config
-from trainer.session.resume_rules import without_secrets
+from trainer.session.resuming.rules import without_secrets
 
 TINY = (
     "rollout.engine=transformers",

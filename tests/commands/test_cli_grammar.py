@@ -271,7 +271,7 @@ def test_few_names_are_listed_and_of_many_only_the_nearest():
 
 def test_the_runs_of_a_store_are_given_by_its_run_and_a_misspelt_one_is_named(run, runs):
     from services.likelihood.records import StepRecord
-    from services.likelihood.store.sqlite_store import SQLiteStore
+    from services.likelihood.store.sqlite.store import SQLiteStore
 
     store = SQLiteStore(runs / "demo-1" / "likelihood.db")
     store.put_step("first", StepRecord(step=0, metrics={"reward/mean": 0.5}))

@@ -10,7 +10,7 @@ from microscope_world import DOCUMENT, SHARED, trajectory
 
 from services.likelihood.microscope.record import SampledTrajectory
 from services.likelihood.records import StepRecord
-from services.likelihood.store.sqlite_store import SQLiteStore
+from services.likelihood.store.sqlite.store import SQLiteStore
 from trainer.commands.terminal import harmless, in_one_line
 
 QUESTION = "Who founded Arl?"

@@ -21,7 +21,7 @@ from services.common.http.serving import Manner, bind, run_in_thread
 from services.control.records import Done, RunStatus
 from services.control.server import create_app as create_control
 from services.likelihood.rest.server import create_app as create_likelihood
-from services.likelihood.store.sqlite_store import SQLiteStore
+from services.likelihood.store.sqlite.store import SQLiteStore
 from tests.agent.agent_world import CHAT, NAME, StillAgent
 
 NAMES = ("retriever", "likelihood", "control", "agent")

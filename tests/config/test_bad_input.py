@@ -20,7 +20,7 @@ from retriever_service.indexing.scan import Scanner
 from services.common.errors import UserError
 from services.likelihood.records import MAX_STEP, StepRecord
 from services.likelihood.rest.server import create_app
-from services.likelihood.store.sqlite_store import SQLiteStore
+from services.likelihood.store.sqlite.store import SQLiteStore
 from trainer.commands.cli import main
 from trainer.data.models import check_folder
 

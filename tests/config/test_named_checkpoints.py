@@ -13,7 +13,7 @@ from trainer.commands.cli import main
 from trainer.commands.models import printed
 from trainer.data import models
 from trainer.data.checkpoints import BY_HUB_NAME, CHECKPOINTS, asked_otherwise
-from trainer.suite.published import PUBLISHED
+from trainer.suite.shown.published import PUBLISHED
 
 NAME = "PeterJinGo/SearchR1-nq_hotpotqa_train-qwen2.5-3b-it-em-grpo"
 

@@ -25,8 +25,8 @@ from trainer.learner.checkpoint import latest, step_folder, written_aside
 from trainer.learner.group import LearnerError
 from trainer.learner.model.model_identity import describe, differences
 from trainer.loop.keeping import restore
-from trainer.session import resume_rules
-from trainer.session.resume_rules import GROUPS, RULES, go_on_from, identity_of
+from trainer.session.resuming import rules as resume_rules
+from trainer.session.resuming.rules import GROUPS, RULES, go_on_from, identity_of
 from trainer.session.run import checkpoint_of
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 100\n"

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 from services.likelihood.rest.server import create_app
-from services.likelihood.store.sqlite_store import SQLiteStore
+from services.likelihood.store.sqlite.store import SQLiteStore
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from services.contracts import TokenBatch
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.records import ActionRecord, StepRecord, TrajectoryRecord
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
-from services.likelihood.store.sqlite_store import SQLiteStore
+from services.likelihood.store.sqlite.store import SQLiteStore
 
 
 def record(step: int, attempt: int = 0, n: int = 3) -> StepRecord:

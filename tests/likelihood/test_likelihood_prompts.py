@@ -13,7 +13,7 @@ from services.likelihood.microscope.through_time import spread
 from services.likelihood.records import StepRecord
 from services.likelihood.rest.server import create_app
 from services.likelihood.store.opening import open_store
-from services.likelihood.store.sqlite_store import SQLiteStore
+from services.likelihood.store.sqlite.store import SQLiteStore
 from tests.pages.microscope_world import trajectory
 
 ASKED = "Who founded Arl?"

@@ -31,7 +31,7 @@ from services.likelihood.records import (
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 from services.likelihood.store.base import NotStored
 from services.likelihood.store.opening import open_store
-from services.likelihood.store.sqlite_store import SQLiteStore
+from services.likelihood.store.sqlite.store import SQLiteStore
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from services.likelihood.exports.mirrors import Mirroring, WandbMirror
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.records import ActionRecord, StepRecord, TrajectoryRecord
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
-from services.likelihood.store.sqlite_store import SQLiteStore
+from services.likelihood.store.sqlite.store import SQLiteStore
 
 app = typer.Typer()
 app.add_typer(likelihood_app, name="likelihood")

@@ -17,7 +17,7 @@ from test_trainer_monitor_actions import Scripted, system
 from trainer.config.schema import parse_config
 from trainer.learner.checkpoint import MANIFEST, fault, written_aside
 from trainer.learner.model.model_identity import describe
-from trainer.session.resume_rules import go_on_from, identity_of
+from trainer.session.resuming.rules import go_on_from, identity_of
 
 OURS = re.compile(r"\b(?:trainer|services|retriever_service|unspiral_health)(?:\.\w+)+")
 

@@ -9,9 +9,9 @@ from suite_rows import evaluation
 from test_likelihood_step_page import opened, post
 
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
-from trainer.suite.published import PUBLISHED
 from trainer.suite.sets import SETS
-from trainer.suite.tables import COLUMNS, HEADS
+from trainer.suite.shown.published import PUBLISHED
+from trainer.suite.shown.tables import COLUMNS, HEADS
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 HOSTILE = "<img src=x onerror=alert(1)>"

@@ -123,7 +123,7 @@ def test_a_long_run_is_drawn_from_thinned_curves_and_zooms_to_single_steps(tmp_p
     import numpy as np
 
     from services.likelihood.store import series
-    from services.likelihood.store.sqlite_store import SQLiteStore
+    from services.likelihood.store.sqlite.store import SQLiteStore
 
     n = 100_000
     store = SQLiteStore(tmp_path / "l.db")

@@ -6,7 +6,7 @@ import json
 import pytest
 from command_line import run  # noqa: F401
 
-from trainer.data.coverage import holds, hops_of
+from trainer.data.checks.coverage import holds, hops_of
 
 CORPUS = [
     {"id": "0", "contents": '"Italy"\nThe capital of Italy is Rome.'},

@@ -7,7 +7,7 @@ import random
 import pytest
 from command_line import run  # noqa: F401
 
-from trainer.data.overlap import NEAR, twins
+from trainer.data.checks.overlap import NEAR, twins
 from trainer.rewards import normalize
 
 TEN = "one two three four five six seven eight nine ten"

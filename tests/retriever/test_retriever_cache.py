@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from retriever_service.errors import QueueFull, RequestRefused
-from retriever_service.http.dialects import Dialects
+from retriever_service.http.forms.dialects import Dialects
 from retriever_service.http.launch import serve_in_thread
 from retriever_service.http.service import ResultCache, Service, encode_answer
 from retriever_service.search.index import Index

@@ -17,8 +17,8 @@ from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
 from retriever_service.errors import IndexInvalid, RequestRefused
+from retriever_service.http.forms.schemas import BatchSearchRequest, SearchRequest, parse_body
 from retriever_service.http.launch import serve_in_thread
-from retriever_service.http.schemas import BatchSearchRequest, SearchRequest, parse_body
 from retriever_service.http.server import create_app
 from retriever_service.http.web import error_answer
 from retriever_service.search.index import Index

@@ -105,7 +105,7 @@ def test_zerosearch_reads_its_texts_on_its_port_or_where_it_is_told(index):
             f"{running.url}/retrieve", {"queries": [QUESTION], "topk": 1}
         )  # another client of the same server
         assert plain["result"][0][0]["id"] == "p0"
-    from retriever_service.http.dialects import ZEROSEARCH_PORT, Dialects
+    from retriever_service.http.forms.dialects import ZEROSEARCH_PORT, Dialects
     from retriever_service.http.service import Service
 
     settings = ServerSettings(index=str(index), port=ZEROSEARCH_PORT)

@@ -15,9 +15,9 @@ from services.common.errors import UserError
 from services.common.users_files import load_object
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 from trainer.suite.cli import page_command
-from trainer.suite.published import PUBLISHED
 from trainer.suite.sets import SETS
-from trainer.suite.tables import COLUMNS, short
+from trainer.suite.shown.published import PUBLISHED
+from trainer.suite.shown.tables import COLUMNS, short
 
 
 class Cells(HTMLParser):

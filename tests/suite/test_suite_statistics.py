@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from suite_rows import asked, evaluation, row
 
-from trainer.suite.published import LLDS, PUBLISHED
 from trainer.suite.result import powers_up_to, result_of
 from trainer.suite.sets import SETS, QuestionSet, Suite
+from trainer.suite.shown.published import LLDS, PUBLISHED
+from trainer.suite.shown.tables import latex, markdown
 from trainer.suite.statistics import Estimates, averages_of, pass_at_k, sign_test
-from trainer.suite.tables import latex, markdown
 
 
 @pytest.mark.parametrize("printed", PUBLISHED, ids=lambda p: f"{p.model} {p.method}")

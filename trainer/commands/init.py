@@ -14,8 +14,8 @@ from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.user_code import is_import_path
 from trainer.config.schema import load_config
+from trainer.data.checks.overlap import twins
 from trainer.data.models import is_there, resolve
-from trainer.data.overlap import twins
 from trainer.data.questions import validate
 from trainer.session.preflight import parameter_count
 

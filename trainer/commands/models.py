@@ -10,7 +10,7 @@ import typer
 from trainer.data.checkpoints import CHECKPOINTS, Checkpoint
 from trainer.data.cli import model_app
 from trainer.data.models import KNOWN, cached
-from trainer.suite.published import PUBLISHED, Printed
+from trainer.suite.shown.published import PUBLISHED, Printed
 
 __all__ = ["model_app"]
 

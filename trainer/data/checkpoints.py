@@ -24,7 +24,7 @@ class Checkpoint(NamedTuple):
     base: str
     """The hub's name of the model that it was trained from."""
     model: str
-    """The same, as tables print it (`trainer.suite.published`)."""
+    """The same, as tables print it (`trainer.suite.shown.published`)."""
     method: str
     """As tables print it."""
     max_turns: int

@@ -19,20 +19,21 @@ from services.common.progress import progress_on
 from services.contracts import Question
 from trainer.config.schema import Config, load_config
 from trainer.data import documents
+from trainer.data.checks.overlap import NEAR, twins
 from trainer.data.columns import Keys
 from trainer.data.convert import convert
 from trainer.data.models import aside, fetch
-from trainer.data.overlap import NEAR, twins
 from trainer.data.questions import NO_KEYS, BadRow, Report, parsed, validate
 
 if TYPE_CHECKING:
     from retriever_service.index_folder import corpus
     from retriever_service.search import backends
-    from trainer.data import coverage, passages, prompts
+    from trainer.data import passages, prompts
+    from trainer.data.checks import coverage
 else:  # numba, transformers and httpx take seconds
     backends = LazyModule("retriever_service.search.backends")
     corpus = LazyModule("retriever_service.index_folder.corpus")
-    coverage = LazyModule("trainer.data.coverage")
+    coverage = LazyModule("trainer.data.checks.coverage")
     passages = LazyModule("trainer.data.passages")
     prompts = LazyModule("trainer.data.prompts")
 

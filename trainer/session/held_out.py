@@ -10,7 +10,7 @@ from services.common.names import accepted
 from services.contracts import Question
 from trainer.config.held_out_scores import source_in
 from trainer.config.schema import Config
-from trainer.data.overlap import repeated
+from trainer.data.checks.overlap import repeated
 from trainer.loop.run.sources import MOST, label
 
 

@@ -27,7 +27,7 @@ from trainer.session.about import about_run, described
 from trainer.session.control import announced, served
 from trainer.session.output import non_blocking
 from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
-from trainer.session.resume_rules import Resumed, check_allowed, go_on_from, identity_of
+from trainer.session.resuming.rules import Resumed, check_allowed, go_on_from, identity_of
 from trainer.session.startup import questions_of, start_system
 from trainer.session.stopping import StopSignals
 from trainer.session.waits import progress_of, told, waits_of

@@ -46,7 +46,7 @@ from trainer.rewards import make_reward
 from trainer.session.held_out import check_held_out
 from trainer.session.preflight import check_learner_files, check_prompts, check_retrievers, check_room
 from trainer.session.ray_watch import RECONNECT_SECONDS
-from trainer.session.resume_rules import Resumed
+from trainer.session.resuming.rules import Resumed
 from trainer.session.waits import told
 
 Say = Callable[[str], None]

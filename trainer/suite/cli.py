@@ -13,8 +13,8 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from trainer.suite.compare import compare, load
-from trainer.suite.page import page
-from trainer.suite.tables import COLUMNS, HEADS, as_printed, latex_together, rows_of, together
+from trainer.suite.shown.page import page
+from trainer.suite.shown.tables import COLUMNS, HEADS, as_printed, latex_together, rows_of, together
 
 SHOWN_GOLDEN = 4
 """Golden answers of a question that are printed; TriviaQA has dozens of some."""

@@ -15,10 +15,10 @@ from typing import Any
 from services.common.errors import UserError
 from services.common.files import write_atomically, write_json
 from services.common.users_files import load_object, make_folder
-from trainer.suite.page import page
 from trainer.suite.protocol import differing
 from trainer.suite.result import RESULT_FILE
-from trainer.suite.tables import as_printed, latex, markdown, rows_of
+from trainer.suite.shown.page import page
+from trainer.suite.shown.tables import as_printed, latex, markdown, rows_of
 
 PLAN_FILE = "plan.json"
 

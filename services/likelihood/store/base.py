@@ -1,5 +1,5 @@
-"""What a likelihood store does. Two keep it: SQLite (embedded, `sqlite_store.py`) and Redis
-(`redis_store.py`)."""
+"""What a likelihood store does. Two keep it: SQLite (embedded, `sqlite/store.py`) and Redis
+(`redis/store.py`)."""
 
 from __future__ import annotations
 

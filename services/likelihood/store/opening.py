@@ -6,9 +6,9 @@ from importlib import import_module
 
 from services.common.errors import UserError
 from services.likelihood.store.base import SAMPLE_STEPS, LikelihoodStore
-from services.likelihood.store.sqlite_store import SQLiteStore
+from services.likelihood.store.sqlite.store import SQLiteStore
 
-REDIS_STORE = "services.likelihood.store.redis_store"
+REDIS_STORE = "services.likelihood.store.redis.store"
 """Imported on demand: the client of Redis is an extra, and a plain install opens SQLite without it."""
 
 

@@ -24,7 +24,7 @@ from trainer.loop.rollouts.held_out import evaluate
 from trainer.loop.run.system import Serving
 from trainer.rewards import make_reward, right_at
 from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
-from trainer.session.resume_rules import differing
+from trainer.session.resuming.rules import differing
 from trainer.session.startup import start_serving
 from trainer.suite.rows import GREEDY, Asked, row_of
 from trainer.suite.sets import Item

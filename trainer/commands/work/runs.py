@@ -30,7 +30,7 @@ from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its
 from trainer.learner.checkpoint import export_checkpoint, find, latest
 from trainer.session.output import last_words, non_blocking
 from trainer.suite.rows import ANSWERS_FILE
-from trainer.suite.tables import markdown
+from trainer.suite.shown.tables import markdown
 
 if TYPE_CHECKING:
     from trainer.commands.work import evaluate as evaluating

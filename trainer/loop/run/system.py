@@ -56,4 +56,4 @@ class System(Serving):
     learner: LearnerGroup
     reward: Reward
     identity: dict[str, Any]
-    """What each checkpoint keeps of the run: `trainer.session.resume_rules.identity_of`."""
+    """What each checkpoint keeps of the run: `trainer.session.resuming.rules.identity_of`."""

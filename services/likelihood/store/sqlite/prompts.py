@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 
 from services.likelihood.microscope.packing import PackedSample, prompt_groups, prompt_groups_of
 from services.likelihood.microscope.prompts import MOST_PROMPTS, KeptPrompt, PromptGroup
-from services.likelihood.store.sqlite_file import SQLiteFile
+from services.likelihood.store.sqlite.file import SQLiteFile
 
 TABLE = "sample_prompt"
 SCHEMA = f"""

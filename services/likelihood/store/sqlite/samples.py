@@ -6,7 +6,7 @@ from __future__ import annotations
 import sqlite3
 
 from services.likelihood.microscope.packing import PackedSample, refuse_overfull
-from services.likelihood.store import sqlite_prompts
+from services.likelihood.store.sqlite import prompts as sqlite_prompts
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sample_step (

@@ -1,5 +1,5 @@
 """Which settings a resumed run may change. The table in docs/resume.md is made from GROUPS: `python -m
-trainer.session.resume_rules`.
+trainer.session.resuming.rules`.
 
 A checkpoint keeps the whole configuration (passwords masked) and a description of the model folder, tokenizer
 included. On resume both are compared with what the run is given now. The questions are compared by the prompt
@@ -20,7 +20,7 @@ from services.common.users_files import load_object
 from trainer.config.schema import Config, default_of, without_secrets
 from trainer.learner.checkpoint import fault
 from trainer.learner.model.model_identity import Difference, describe, differences
-from trainer.session.resume_groups import GROUPS
+from trainer.session.resuming.groups import GROUPS
 
 RULES = {key: group for group in GROUPS for key in group.keys}
 WORDS = {

@@ -6,9 +6,9 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from trainer.suite.published import PUBLISHED, Printed
 from trainer.suite.sets import GENERAL, MULTI_HOP
-from trainer.suite.tables import (
+from trainer.suite.shown.published import PUBLISHED, Printed
+from trainer.suite.shown.tables import (
     ABSENT,
     COLUMNS,
     HEADS,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import orjson
 
-from services.likelihood.store.sqlite_file import SQLiteFile
+from services.likelihood.store.sqlite.file import SQLiteFile
 
 TABLE = "run_facts"
 Kind = Literal["about", "labels"]

@@ -12,10 +12,10 @@ Keys, all below `unspiral:`
     RUN:curve:{name}:{chunk}      string of CHUNK float64, XORed with NaN: what was never written reads as NaN
     RUN:tokens                    hash: step -> attempt
     RUN:tokens:{step}             npz body; expires after `token_seconds`
-    RUN:samples                   hash: step -> JSON of attempt, number and bytes (redis_samples.py)
+    RUN:samples                   hash: step -> JSON of attempt, number and bytes (samples.py)
     RUN:samples:{step}            hash: `h:` or `b:` and uid -> head, body; expires as RUN:trajectories:{step}
-    RUN:prompts                   hash: step -> JSON of prompt, group and probe (redis_samples.py)
-    RUN:facts                     hash: about, labels -> JSON (redis_facts.py)
+    RUN:prompts                   hash: step -> JSON of prompt, group and probe (samples.py)
+    RUN:facts                     hash: about, labels -> JSON (facts.py)
     RUN:monitor                   hash: step -> state;  RUN:alarms  JSON
     RUN:events                    stream
 A step is written in one MULTI under WATCH, so that several services may share a Redis. Aggregates stay for
@@ -56,9 +56,9 @@ from services.likelihood.store.base import (
     refuse_overfull,
     superseded_error,
 )
-from services.likelihood.store.redis_facts import RedisFacts, labels_of
-from services.likelihood.store.redis_samples import RedisSamples
-from services.likelihood.store.redis_values import NAN_BITS, decoded, pack, unpack
+from services.likelihood.store.redis.facts import RedisFacts, labels_of
+from services.likelihood.store.redis.samples import RedisSamples
+from services.likelihood.store.redis.values import NAN_BITS, decoded, pack, unpack
 
 log = logging.getLogger("unspiral.likelihood")
 PREFIX = "unspiral"

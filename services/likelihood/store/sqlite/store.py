@@ -2,8 +2,8 @@
 
 Tables: `step` holds what was posted and what was worked out of it, `trajectory` one row per trajectory with
 its actions packed, `chunk` the metric curves (services.likelihood.store.series), `tokens` the npz bodies of
-the newest steps, `sample` the trajectories that are kept token by token (sqlite_samples.py),
-`run_facts` what a run says of itself and what people call it (sqlite_facts.py). Readers never
+the newest steps, `sample` the trajectories that are kept token by token (samples.py),
+`run_facts` what a run says of itself and what people call it (facts.py). Readers never
 wait for writers.
 """
 
@@ -32,7 +32,7 @@ from services.likelihood.records import (
     TrajectoryRecord,
     check_run_name,
 )
-from services.likelihood.store import series, sqlite_facts, sqlite_samples
+from services.likelihood.store import series
 from services.likelihood.store.action_arrays import pack_actions, unpack_trajectory
 from services.likelihood.store.base import (
     MAX_RUNS,
@@ -43,8 +43,9 @@ from services.likelihood.store.base import (
     superseded_error,
 )
 from services.likelihood.store.kept_samples import steps_to_drop
-from services.likelihood.store.sqlite_file import SQLiteFile
-from services.likelihood.store.sqlite_prompts import SQLitePrompts
+from services.likelihood.store.sqlite import facts, samples
+from services.likelihood.store.sqlite.file import SQLiteFile
+from services.likelihood.store.sqlite.prompts import SQLitePrompts
 
 SCHEMA_VERSION = 1
 SCHEMA = """
@@ -68,12 +69,12 @@ CREATE INDEX event_run ON event (run, id);
 """
 TABLES_OF_A_RUN = (
     *("attempt", "step", "trajectory", "chunk", "tokens", "monitor", "alarms", "event"),
-    *sqlite_samples.TABLES,
-    sqlite_facts.TABLE,
+    *samples.TABLES,
+    facts.TABLE,
 )
 
 
-class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
+class SQLiteStore(facts.SQLiteFacts, SQLitePrompts):
     """See LikelihoodStore. `path` is made, with its folder, if it is not there."""
 
     def __init__(self, path: str | Path, token_steps: int = 8, sample_steps: int = SAMPLE_STEPS):
@@ -89,8 +90,8 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
             columns = {row[1] for row in db.execute("PRAGMA table_info(trajectory)")}
             if "is_right" not in columns:
                 db.execute("ALTER TABLE trajectory ADD COLUMN is_right INTEGER")
-            sqlite_samples.add_tables(db)
-            sqlite_facts.add_table(db)
+            samples.add_tables(db)
+            facts.add_table(db)
 
     # ---- writing
 
@@ -160,11 +161,9 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
         rows = [packed(trajectory) for trajectory in trajectories]  # before the lock is taken
         with self._file.writing() as db:
             run_id, _ = self._enter(db, run, step, attempt)
-            new = sqlite_samples.insert(db, run, run_id, step, attempt, rows)
-            gone = steps_to_drop(
-                sqlite_samples.steps(db, run_id), self.sample_steps, self._alarms(db, run_id)
-            )
-            sqlite_samples.drop(db, run_id, gone)
+            new = samples.insert(db, run, run_id, step, attempt, rows)
+            gone = steps_to_drop(samples.steps(db, run_id), self.sample_steps, self._alarms(db, run_id))
+            samples.drop(db, run_id, gone)
         return new
 
     def save_monitor(
@@ -196,7 +195,7 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
     def delete_trajectories(self, run: str, below: int) -> int:
         with self._file.writing() as db:
             run_id = self._id(db, run)
-            sqlite_samples.drop(db, run_id, [s for s in sqlite_samples.steps(db, run_id) if s < below])
+            samples.drop(db, run_id, [s for s in samples.steps(db, run_id) if s < below])
             return db.execute("DELETE FROM trajectory WHERE run=? AND step<?", (run_id, below)).rowcount
 
     def delete_run(self, run: str) -> None:
@@ -247,7 +246,7 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
             self._clear_values(db, run_id, gone)
             db.execute("DELETE FROM monitor WHERE run=? AND step>=?", (run_id, step))
         db.execute(f"DELETE FROM tokens WHERE {lower[0]}", lower[1])
-        sqlite_samples.drop_superseded(db, *lower[1])
+        samples.drop_superseded(db, *lower[1])
         return run_id, len(gone)
 
     def _set_values(
@@ -316,7 +315,7 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
                 "SELECT min(step), max(step), count(*), coalesce(sum(trajectories), 0) FROM step WHERE run=?",
                 (run_id,),
             ).fetchone()
-            labels = sqlite_facts.held(db, run_id, "labels")
+            labels = facts.held(db, run_id, "labels")
         return RunInfo(
             run=run, created=created, updated=updated, attempt=attempt or 0,
             first_step=first, last_step=last, steps=count, trajectories=trajectories, **labels,
@@ -382,15 +381,15 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
 
     def sample_heads(self, run: str, step: int) -> list[SampleHead]:
         with self._file.reading() as db:
-            return [unpacked_head(head) for head in sqlite_samples.heads(db, self._id(db, run), step)]
+            return [unpacked_head(head) for head in samples.heads(db, self._id(db, run), step)]
 
     def samples(self, run: str, step: int, group: str | None = None) -> list[SampledTrajectory]:
         with self._file.reading() as db:
-            return [unpacked(body) for body in sqlite_samples.bodies(db, self._id(db, run), step, group)]
+            return [unpacked(body) for body in samples.bodies(db, self._id(db, run), step, group)]
 
     def sampled_steps(self, run: str) -> dict[int, int]:
         with self._file.reading() as db:
-            return sqlite_samples.steps(db, self._id(db, run))
+            return samples.steps(db, self._id(db, run))
 
     def load_monitor(self, run: str, before: int) -> tuple[int, dict[str, Any]] | None:
         with self._file.reading() as db:

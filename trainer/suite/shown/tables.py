@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from trainer.suite.published import PUBLISHED, Printed
 from trainer.suite.rows import METRICS
 from trainer.suite.sets import GENERAL, MULTI_HOP, TITLES
+from trainer.suite.shown.published import PUBLISHED, Printed
 
 COLUMNS = (*GENERAL, "general", *MULTI_HOP, "multi_hop", "macro", "micro")
 HEADS = TITLES | {"general": "General", "multi_hop": "Multi-hop", "macro": "Average", "micro": "Micro"}

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictStr, TypeAdap
 from pydantic.config import JsonDict
 
 from retriever_service.errors import Limit, RequestRefused
-from retriever_service.http.leniency import Count, Flag, refused_limit
+from retriever_service.http.forms.leniency import Count, Flag, refused_limit
 from services.common.records import plain_name
 
 Query = Annotated[StrictStr, Field(examples=["who founded the First Bank of the United States?"])]

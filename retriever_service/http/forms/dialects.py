@@ -20,8 +20,8 @@ import orjson
 from pydantic import TypeAdapter
 
 from retriever_service.errors import RequestRefused, deadline_passed
-from retriever_service.http.leniency import clamped, cleaned
-from retriever_service.http.schemas import (
+from retriever_service.http.forms.leniency import clamped, cleaned
+from retriever_service.http.forms.schemas import (
     AccessRequest,
     BatchSearchRequest,
     Reply,

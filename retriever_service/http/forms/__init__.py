@@ -1,0 +1,1 @@
+"""Forms of requests and answers: ours, and those of other servers."""

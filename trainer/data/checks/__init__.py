@@ -1,0 +1,1 @@
+"""What `unspiral data validate` compares questions with: an index, other questions."""

@@ -1,0 +1,1 @@
+"""What a resumed run may change."""
