@@ -11,11 +11,11 @@ from rich.console import Console
 
 from retriever_service.settings import ServerSettings
 from services.common import hub
-from services.common.arguments import one_out
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.progress import progress_on
+from services.common.users_files import one_out
 from services.contracts import Question
 from trainer.config.schema import Config, load_config
 from trainer.data import documents
