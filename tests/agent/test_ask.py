@@ -114,6 +114,28 @@ def test_a_question_is_answered_on_the_terminal_and_as_json(run, model, search, 
 
 
 @pytest.mark.slow
+def test_a_signal_while_the_model_loads_ends_it_with_one_line(model, search):
+    words = [sys.executable, "-m", "trainer", "ask", "--checkpoint", model, "--retriever", search.url, *SET]
+    process = subprocess.Popen(
+        words,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}", "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not (line := process.stderr.readline()).startswith("loading"):
+            assert line, "it has ended"
+        process.terminate()
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, out, err) == (143, "", "unspiral: stopped by SIGTERM\n")
+
+
+@pytest.mark.slow
 def test_on_a_terminal_it_asks_for_question_after_question_until_ctrl_c(model, search):
     """By a terminal of the system's own."""
     leader, follower = pty.openpty()
