@@ -59,8 +59,10 @@ if [ -n "$index" ] && [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then
   export UV_DEFAULT_INDEX=$index
 fi
 
-say "installing unspiral[$EXTRAS] (a minute or so, longer with a download; nothing is said meanwhile)"
-"$VENV"/bin/uv pip install --quiet --python "$VENV"/bin/python --overrides overrides.txt \
+silent=(--quiet)
+[ ! -t 2 ] || silent=()  # on a terminal uv shows what it downloads, and how far it is
+say "installing unspiral[$EXTRAS] (a minute or so, longer with a download${silent:+; nothing is said meanwhile})"
+"$VENV"/bin/uv pip install "${silent[@]}" --python "$VENV"/bin/python --overrides overrides.txt \
   ${EDITABLE:+--editable} ".[$EXTRAS]" ||
   fail "unspiral[$EXTRAS] could not be installed; uv's reason is above (its index: UV_DEFAULT_INDEX, else pip's, else PyPI)"
 touch "$VENV/.ready"

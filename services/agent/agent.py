@@ -65,6 +65,8 @@ class Agent:
 
     def __init__(self, spec: AgentSpec) -> None:
         self.spec = spec
+        self.ready = False
+        """Whether the model is loaded."""
         self._numbers = itertools.count(1)
         self._worker = RolloutWorker(
             "agent",
@@ -85,6 +87,7 @@ class Agent:
         late = f"the engine did not start within rollout.start_timeout_seconds={seconds:g}"
         async with within(seconds, lambda: EnvironmentLacks(late)):
             await self._worker.start()
+        self.ready = True
 
     async def ask(
         self, question: str, watch: Watch, *, temperature: float = 0.0, most_tokens: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from services.common.names import nearest
 LATEST = "latest"
 RUNS = Path("runs")
 """Where `latest` looks for runs: the default of `run.dir`."""
+LIKE = 0.6
+"""Least share of two names that agrees, by difflib, where one is like the other."""
 METRICS = "metrics.jsonl"
 FILES = (METRICS, "events.jsonl", "config.yaml")
 """Files of which a run's folder has at least one."""
@@ -49,6 +52,13 @@ def run_folder(given: str | Path, runs: Path = RUNS) -> Path:
         if is_run(folder):
             return folder
     return path
+
+
+def runs_like(path: Path) -> list[Path]:
+    """Runs beside the path with a name like its own, the nearest first; three at most."""
+    beside = [f for f in path.parent.iterdir() if f != path and is_run(f)] if path.parent.is_dir() else []
+    names = difflib.get_close_matches(path.name, [f.name for f in beside], n=3, cutoff=LIKE)
+    return [path.parent / name for name in names]
 
 
 def near_run(path: Path, runs: Path = RUNS) -> str:

@@ -74,3 +74,12 @@ def make_folder(folder: Path, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{name}: cannot be made ({error.strerror})") from error
+
+
+def one_out(command: str, given: Path | None, option: Path | None) -> Path:
+    """Where a command writes to, which is told by its last argument or by --out. Raises UserError."""
+    if given is not None and option is not None:
+        raise UserError(f"{command}: {given} and --out {option} both say where to write; give one of them")
+    if (out := given or option) is None:
+        raise UserError(f"{command}: it is not said where to write; give --out PATH, or PATH at the end")
+    return out

@@ -24,6 +24,7 @@ from services.contracts import Action, Question, Trajectory
 from services.rollout.worker.watching import Observed, Restarted, Retrieved, Searching, Writing
 from tests.agent.agent_world import FIRST, HITS, LAST, QUESTION
 from tests.retriever.retriever_fixtures import small_index  # noqa: F401
+from trainer.commands.agent.cli import question_and_changes
 from trainer.commands.agent.source import agent_spec, named, retriever_url
 from trainer.commands.agent.transcript import Transcript
 from trainer.config.schema import parse_config
@@ -110,6 +111,28 @@ def test_a_question_is_answered_on_the_terminal_and_as_json(run, model, search, 
     assert len(first["segments"][0]["token_ids"]) == len(first["segments"][0]["logprobs"])
     status, _, err = run(*ask, " ")
     assert (status, err) == (2, "unspiral: ask: the question is empty\n")
+
+
+@pytest.mark.slow
+def test_a_signal_while_the_model_loads_ends_it_with_one_line(model, search):
+    words = [sys.executable, "-m", "trainer", "ask", "--checkpoint", model, "--retriever", search.url, *SET]
+    process = subprocess.Popen(
+        words,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}", "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not (line := process.stderr.readline()).startswith("loading"):
+            assert line, "it has ended"
+        process.terminate()
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, out, err) == (143, "", "unspiral: stopped by SIGTERM\n")
 
 
 @pytest.mark.slow
@@ -203,3 +226,31 @@ def test_a_transcript_prints_text_once_whatever_the_pieces():
     assert told(pieces, end) == plain
     assert plain.splitlines()[0] == FIRST and "1. Hamlet: a play by <b>Shakespeare</b>" in plain
     assert "\nx\n" not in plain  # of a search the documents are shown, and not the observation
+
+
+@pytest.mark.parametrize(
+    ("words", "question", "changes"),
+    [
+        (
+            ["who wrote Hamlet?", "rollout.topk=5", "seed=3"],
+            "who wrote Hamlet?",
+            ["rollout.topk=5", "seed=3"],
+        ),
+        (["rollout.topk=5", "who?"], "who?", ["rollout.topk=5"]),
+        (["rolout.topk=5"], None, ["rolout.topk=5"]),  # of which the configuration says that it is no key
+        (["what is x if x=5"], "what is x if x=5", []),
+        (["x=5"], "x=5", []),
+        ([], None, []),
+    ],
+)
+def test_a_question_and_changes_stand_side_by_side(words, question, changes):
+    assert question_and_changes(words) == (question, changes)
+
+
+def test_changes_are_given_to_ask_as_to_train_and_by_set_too(run, tmp_path):
+    asked = ("ask", "--checkpoint", str(checkpoint(tmp_path / "mine")), "--retriever", "nowhere")
+    for changes in (["rollout.topk=0"], ["--set", "rollout.topk=0"]):
+        status, _, err = run(*asked, "who?", *changes)
+        assert status == 2 and "rollout.topk" in err, changes
+    status, _, err = run(*asked, "who", "wrote", "Hamlet?")
+    assert (status, err) == (2, "unspiral: ask: 3 questions; quote the question: 'who wrote Hamlet?'\n")

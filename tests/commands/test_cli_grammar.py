@@ -294,6 +294,29 @@ def test_an_index_stands_alone_or_behind_its_option(run, tmp_path):
     assert alone == option == upstream and json.loads(alone[1])["passages"] == 1
 
 
+def test_what_is_made_is_named_by_the_last_argument_or_by_out(run, tmp_path):
+    questions = tmp_path / "q.jsonl"
+    questions.write_text('{"question": "who?", "golden_answers": ["me"]}\n')
+    for n, where in enumerate((["0.jsonl"], ["--out", "1.jsonl"])):
+        status, _, err = run("data", "convert", str(questions), *where)
+        assert (status, (tmp_path / f"{n}.jsonl").read_text().count("who?")) == (0, 1), err
+    for command, given in (("data convert", [str(questions)]), ("export", ["runs/demo-0"])):
+        status, _, err = run(*command.split(), *given, "a", "--out", "b")
+        assert (status, err) == (
+            2,
+            f"unspiral: {command}: a and --out b both say where to write; give one of them\n",
+        )
+        status, _, err = run(*command.split(), *given)
+        assert status == 2 and err.startswith(f"unspiral: {command}: it is not said where to write"), err
+
+
+@pytest.mark.parametrize("command", ["eval", "ask", "export", "serve agent"])
+def test_the_help_of_a_checkpoint_says_what_latest_and_best_are_of(run, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "200")
+    _, out, _ = run(*command.split(), "--help")
+    assert "latest or best: of the run " in out
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -319,3 +342,22 @@ def test_what_is_missing_is_shown_by_an_example(run, argv, said):
 def test_a_group_without_a_command_prints_its_help_and_no_empty_error(run):
     status, out, err = run("serve")
     assert status == 2 and "retriever" in out + err and "unspiral: \n" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["train", "--config", "c.yaml", "learner.lr"], ["learner.lr="]),
+        (["ask", "--checkpoint", "latest", "rollout.topk"], ["rollout.topk="]),
+        (["config", "explain", "algorithm.llds.la"], ["algorithm.llds.lambda"]),
+        (["ask", "--checkpoint", "b"], ["best"]),
+        (["eval", "--checkpoint", "runs/demo-"], ["runs/demo-0", "runs/demo-1"]),
+        (["export", "runs/demo-1/"], ["runs/demo-1/checkpoints/step_000090"]),
+    ],
+)
+def test_a_shell_completes_keys_runs_and_checkpoints(run, runs, monkeypatch, words, offered):
+    monkeypatch.setenv("_UNSPIRAL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(["unspiral", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    status, out, _ = run()
+    assert (status, out.split()) == (0, offered)

@@ -178,7 +178,8 @@ def test_the_last_line_is_the_verdict():
 
 
 def test_the_questions_and_the_gpus_of_a_configuration_are_looked_at(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "_has_gpu", lambda: False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(doctor, "_gpus", lambda: 0)
     questions = tmp_path / "q.jsonl"
     questions.write_text('{"question": "who?", "answer": "Homer"}\n')
     config = tmp_path / "c.yaml"
@@ -186,8 +187,12 @@ def test_the_questions_and_the_gpus_of_a_configuration_are_looked_at(tmp_path, m
         f"{{model: {{path: 'lab:0'}}, data: {{train: '{questions}'}}, "
         "retriever: {corpus: 'lab:corpus:0'}, rollout: {share_gpus: true}}"
     )
-    _, text = table("retriever", config)
-    assert "q.jsonl: 1 question in 1 row" in text and "true, and this machine has no GPU" in text
+    code, text = table("retriever", config)
+    assert "q.jsonl: 1 question in 1 row" in text
+    assert code == 3 and "BAD   GPUs" in text
+    assert "rollout.share_gpus=true: needs 1 GPU, and this machine has none" in " ".join(text.split())
+    monkeypatch.setattr(doctor, "_gpus", lambda: 1)
+    assert "BAD   GPUs" not in table("retriever", config)[1]
     with questions.open("a") as more:
         more.write('{"title": "a"}\n')
     code, text = table("retriever", config)

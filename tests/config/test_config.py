@@ -60,9 +60,9 @@ def file(tmp_path):
         ("learner.group_size=8", "learner.group_size: unknown key; did you mean rollout.group_size?"),
         (
             "learner.lr=fast",
-            "learner.lr: Input should be a valid number, unable to parse string as a number (got 'fast')",
+            "learner.lr: expected a number (got 'fast')",
         ),
-        ("rollout.workers=0", "rollout.workers: Input should be greater than or equal to 1 (got 0)"),
+        ("rollout.workers=0", "rollout.workers: expected at least 1 (got 0)"),
         ("rollout.workers=many", "rollout.workers"),
         ("seed=true", "seed=true: expected a value, not true or false"),
         ("algorithm.llds.lambda=true", "algorithm.llds: lambda=true: expected a value, not true or false"),
@@ -72,14 +72,14 @@ def file(tmp_path):
         ),
         (
             "algorithm.loss=ppo",
-            f"algorithm.loss: Input should be {QUOTED} or {LAST}, or an import path package.module:function "
+            f"algorithm.loss: expected {QUOTED} or {LAST}, or an import path package.module:function "
             "(got 'ppo')",
         ),
-        ("learner.betas=[1.0, 0.9]", "learner.betas.0: Input should be less than 1 (got 1.0)"),
+        ("learner.betas=[1.0, 0.9]", "learner.betas.0: expected below 1 (got 1.0)"),
         ("retriever.url=http://x", "retriever: give one of url, index, corpus; got url and corpus"),
         ("run.name=../x", "run.name"),
         ("model=x", "model"),
-        ("model.path=", "model.path: Input should be a valid string (got None)"),
+        ("model.path=", "model.path: expected text (got None)"),
         ("nonsense", "override 'nonsense': expected key=value, such as learner.lr=1e-5"),
         ("seed.x=1", "override 'seed.x=1': seed is a value, not a section"),
         ("learner.lr=[1", "override 'learner.lr=[1': value is not YAML"),

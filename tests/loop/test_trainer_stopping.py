@@ -452,6 +452,34 @@ def test_resume_of_a_run_that_never_was_says_that_it_begins_anew(tmp_path, monke
     started(made, monkeypatch)
     _, out = trained(made, resume="latest")
     assert "--resume: no earlier run is there, so this one begins anew" in out
+    assert "runs with a name like it" not in out
+
+
+def test_resume_of_a_misspelt_run_names_the_one_that_was_meant(tmp_path, monkeypatch):
+    made = system(tmp_path)
+    made.folder.close()
+    shutil.rmtree(made.folder.path)
+    meant = made.folder.path.with_name(f"{made.folder.path.name}s")
+    meant.mkdir()
+    (meant / "metrics.jsonl").write_text('{"step": 39}\n{"step": 40}\n')
+    (made.folder.path.parent / "other").mkdir()
+    started(made, monkeypatch)
+    _, out = trained(made, resume="latest")
+    lines = out.splitlines()
+    at = next(i for i, line in enumerate(lines) if "so this one begins anew" in line)
+    assert lines[at - 1] == lines[at + 3] == "=" * 78
+    assert lines[at + 1] == f"runs with a name like it: {meant} (step 40)"
+    assert lines[at + 2].endswith(f"the same command with run.name={meant.name}")
+
+
+def test_resume_of_a_path_that_is_not_there_is_refused_with_the_nearest_run(tmp_path, monkeypatch):
+    made = system(tmp_path)
+    made.folder.close()
+    started(made, monkeypatch)
+    meant = made.folder.path
+    (meant / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(UserError, match=f"no such checkpoint folder; did you mean {meant}\\?"):
+        trained(made, resume=str(meant.with_name(f"{meant.name}s")))
 
 
 def test_a_folder_in_use_is_left_as_it_is(tmp_path, monkeypatch):

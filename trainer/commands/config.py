@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from trainer.commands import completion
 from trainer.commands.options import ConfigFile, Overrides
 from trainer.config.explain import explain
 from trainer.config.remarks import remarks
@@ -26,7 +27,13 @@ def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
 
 @config_app.command("explain")
 def config_explain(
-    key: Annotated[str | None, typer.Argument(help="A section or key, such as learner.lr.")] = None,
+    key: Annotated[
+        str | None,
+        typer.Argument(
+            autocompletion=completion.keys,
+            help="A section or key, such as learner.lr.",
+        ),
+    ] = None,
 ) -> None:
     """Print what the keys of a section mean, with their defaults; without one, the sections."""
     typer.echo(explain(key))

@@ -31,6 +31,7 @@ from services.settings import (
 )
 from trainer.config.algorithm import AlgorithmSettings
 from trainer.config.aliases import meant_by
+from trainer.config.expected import expected
 from trainer.config.held_out_scores import BestBy
 from trainer.config.learner import LearnerSettings
 from trainer.config.yaml_file import read_yaml
@@ -385,7 +386,7 @@ def _one_line(error: ValidationError) -> str:
     if first["type"] == "model_type":
         form = f"{{{_keys_at(first['loc'])[0]}: ...}}"
         return f"{key}: expected a section, such as {form} (got {first['input']!r})"
-    message = first["msg"].removeprefix("Value error, ")
+    message = expected(first)
     given = "" if isinstance(first["input"], dict | BaseModel) else f" (got {first['input']!r})"
     if first["type"] == "literal_error":
         near = nearest(str(first["input"]), re.findall(r"'(.+?)'", first["ctx"]["expected"]))

@@ -15,6 +15,7 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.progress import progress_on
+from services.common.users_files import one_out
 from services.contracts import Question
 from trainer.config.schema import Config, load_config
 from trainer.data import documents
@@ -247,8 +248,10 @@ def convert_command(
         Path, typer.Argument(help="Question file or folder to read, of any layout in docs/data.md.")
     ],
     dst: Annotated[
-        Path, typer.Argument(help="File to write: .parquet (Search-R1), .jsonl or .jsonl.gz (FlashRAG).")
-    ],
+        Path | None,
+        typer.Argument(help="File to write: .parquet (Search-R1), .jsonl or .jsonl.gz (FlashRAG)."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The same as DST.")] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave malformed rows out and count them.")
     ] = False,
@@ -256,6 +259,7 @@ def convert_command(
     answer_key: AnswerKey = None,
 ) -> None:
     """Write the questions in another format, by the file's ending."""
+    dst = one_out("data convert", dst, out)
     done = convert(
         hub.local_file("data convert", src, aside),
         dst,

@@ -18,6 +18,7 @@ from services.common import hub
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import folder_written_aside
 from services.common.loading.extras import how_to_install, installed, needed_for
+from services.common.loading.no_bars import without_bars
 from services.common.loading.quick_transformers import skip_scikit_learn
 from services.common.names import accepted, nearest
 from services.common.users_files import load_object, reading
@@ -241,7 +242,8 @@ def _convert_gguf(source: Path, out: Path, name: str) -> None:
         "local_files_only": True,
     }
     tokenizer = AutoTokenizer.from_pretrained(**where)
-    loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    with without_bars():
+        loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     config = copy.deepcopy(loaded.config)
     del config.quantization_config
     config.dtype = "bfloat16"
@@ -249,5 +251,6 @@ def _convert_gguf(source: Path, out: Path, name: str) -> None:
         torch.bfloat16
     )  # a fresh one: transformers refuses to save what came from GGUF
     model.load_state_dict(loaded.state_dict())
-    model.save_pretrained(out)
+    with without_bars():
+        model.save_pretrained(out)
     tokenizer.save_pretrained(out)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.common.files import folder_written_aside
+from services.common.loading.no_bars import without_bars
 from services.common.loading.quick_transformers import skip_scikit_learn
 from trainer.data.models import cache_dir
 from trainer.lab.demonstrations import Kind, Library, Piece, demonstration, drill
@@ -159,7 +160,7 @@ def warm_started_model(settings: WarmStart, *, fresh: bool = False, progress: Pr
     if (folder / "model.safetensors").is_file() and not fresh:
         return folder
     model = train(settings, progress)
-    with folder_written_aside(folder) as aside:
+    with folder_written_aside(folder) as aside, without_bars():
         model.save_pretrained(aside)
         build_tokenizer().save_pretrained(aside)
         (aside / "warm_start.json").write_text(json.dumps(asdict(settings), indent=1))

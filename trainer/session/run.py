@@ -11,7 +11,9 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from services.common.errors import UserError
+from services.common.files import json_lines
 from services.common.processes import signals
+from services.common.run_paths import METRICS, near_run, runs_like
 from services.likelihood.exports.report import write_report
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config
@@ -45,7 +47,8 @@ def checkpoint_of(resume: str, folder: Path) -> Path | None:
     if not resume.strip():  # an unset variable of a script; to begin anew would remove what is there
         raise UserError(f"--resume: given without a value; accepted: {accepted}")
     if not Path(resume).is_dir():
-        raise UserError(f"--resume {resume}: no such checkpoint folder; accepted: {accepted}")
+        near = near_run(Path(resume))
+        raise UserError(f"--resume {resume}: no such checkpoint folder{near}; accepted: {accepted}")
     found = find(resume)
     mine = [place.resolve() for place in (folder, folder / "checkpoints")]  # either may be a link
     lies_in = found.absolute().parent.resolve()
@@ -57,6 +60,23 @@ def checkpoint_of(resume: str, folder: Path) -> Path | None:
             "choose another run.name, or go on with that run by --resume latest"
         )
     return found
+
+
+def begins_anew(folder: Path) -> list[str]:
+    """What to say where `--resume latest` finds nothing. It is no error: a job's script gives the same
+    command for the first start and for all that follow."""
+    lines = [f"warning: {folder}: --resume: no earlier run is there, so this one begins anew"]
+    if like := runs_like(folder):
+        steps = ", ".join(f"{run} (step {_last_step(run)})" for run in like)
+        lines += [
+            f"runs with a name like it: {steps}",
+            f"to go on with one: Ctrl-C, then the same command with run.name={like[0].name}",
+        ]
+    return lines
+
+
+def _last_step(run: Path) -> int:
+    return max((row["step"] for row in json_lines(run / METRICS) if "step" in row), default=0)
 
 
 def require_same_questions(resumed: Resumed, config: Config) -> None:
@@ -102,7 +122,7 @@ def train(
             with progress:
                 progress.say(f"run folder: {folder.path.resolve()}")
                 if resume is not None and not checkpoint and not again:
-                    progress.say("--resume: no earlier run is there, so this one begins anew")
+                    progress.warn(begins_anew(folder.path))
                 for remark in remarks(config):
                     progress.say(remark)
                 # A warm start or conversion takes minutes, and would keep an event loop from hearing signals.

@@ -65,5 +65,10 @@ def calling(where: str, passes: tuple[type[Exception], ...] = ()) -> Iterator[No
 def told(error: Exception) -> str:
     """Kind, message and innermost place of an exception in a user's code, in one line."""
     message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_import(f.filename)]
     return f"{message} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else message
+
+
+def _is_import(file: str) -> bool:
+    """Whether it is Python's own machinery of imports, or ours: no place in the user's code."""
+    return file.startswith("<frozen importlib") or file in (importlib.__file__, __file__)

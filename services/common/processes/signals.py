@@ -38,6 +38,11 @@ class Stopped(Exception):
         super().__init__(f"stopped by {signal.Signals(number).name}" + (f"; {advice}" if advice else ""))
         self.number = number
         self.exit_code = 128 + number
+        self.advice = advice
+
+    def with_advice(self, more: str) -> Stopped:
+        """The same with more advice behind."""
+        return Stopped(self.number, "; ".join(filter(None, (self.advice, more))))
 
 
 class _Listener:

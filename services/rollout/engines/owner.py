@@ -25,7 +25,10 @@ def end_with(owner: int) -> None:
         # The kernel also ends a process that is stopped, or whose threads stand still. (It counts from the
         # parent's thread that started this process: one that lives as long as the engine's owner does.)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    process = psutil.Process(owner)
+    try:
+        process = psutil.Process(owner)
+    except psutil.NoSuchProcess:  # it ended while this process started
+        os._exit(1)
 
     def watch() -> None:
         while is_alive(process):

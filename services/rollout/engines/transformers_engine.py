@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from services.common.loading.no_bars import without_bars
 from services.common.loading.quick_transformers import skip_scikit_learn
 from services.rollout.engines.base import (
     Finish,
@@ -75,11 +76,9 @@ class TransformersEngine(OwnThread):
 
             device = "cuda" if torch.cuda.is_available() else "cpu"
             dtype = {"auto": "float32" if device == "cpu" else "bfloat16"}.get(settings.dtype, settings.dtype)
-            model = (
-                AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype))
-                .to(device)
-                .eval()
-            )
+            with without_bars():
+                model = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype))
+            model = model.to(device).eval()
             return cls(model, load_tokenizer(model_path), thread, seed)
 
         return await asyncio.get_running_loop().run_in_executor(thread, build)

@@ -22,6 +22,7 @@ import psutil
 
 from services.common.errors import UnspiralError
 from services.common.loading.quick_transformers import skip_scikit_learn
+from services.rollout.engines import engine_process
 from services.rollout.engines.base import Finish, GenerateCall, Generation, OnTokens, check_may_serve
 from services.rollout.engines.own_thread import OwnThread, on_this_loop
 from services.rollout.engines.owner import OWNER_VARIABLE
@@ -155,9 +156,10 @@ class VllmEngine:
     """`vllm.v1.engine.async_llm.AsyncLLM` behind the engine protocol; the model lives in a process of its
     own."""
 
-    def __init__(self, llm: Any, processes: list[psutil.Process]):
+    def __init__(self, llm: Any, start: engine_process.Start[Any]):
         self._llm = llm
-        self._processes = processes
+        self._start = start
+        self._processes = start.processes()
         self._usable = True
         self._asleep = False
         self._scored = 0
@@ -166,18 +168,20 @@ class VllmEngine:
     async def start(cls, model_path: str, settings: RolloutSettings, seed: int) -> VllmEngine:
         """Start the engine's process and load the model; takes 10 to 40 s."""
         os.environ[OWNER_VARIABLE] = str(os.getpid())
-        # vLLM does not say which processes it starts: they are those that are new.
-        before = set(psutil.Process().children(recursive=True))
 
-        def build() -> Any:
+        def build(start: engine_process.Start[Any]) -> Any:
             skip_scikit_learn()
             from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
 
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**_arguments(settings, model_path, seed)))
+            engine_process.install()
+            arguments = AsyncEngineArgs(**_arguments(settings, model_path, seed))
+            start.check()
+            return AsyncLLM.from_engine_args(arguments)
 
-        llm = await asyncio.to_thread(build)
-        engine = cls(llm, [p for p in psutil.Process().children(recursive=True) if p not in before])
+        start = engine_process.Start(build)
+        llm = await start.result()
+        engine = cls(llm, start)
         await llm.update_weight_version("0")
         return engine
 
@@ -294,11 +298,14 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         if llm is None:
             return
+        if (outputs := llm.output_handler) is not None:
+            outputs.cancel()  # it would log the end of the engine's process as a failure, with a traceback
         await asyncio.to_thread(llm.shutdown, 1.0)
         # Its `__del__` calls it once more, at the interpreter's exit even, where that fails and says so.
         llm.shutdown = lambda *_: None
         for process in psutil.wait_procs(self._processes, timeout=2)[1]:
             process.kill()
+        self._start.end()
 
 
 class LockstepVllmEngine(OwnThread):

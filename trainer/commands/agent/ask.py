@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from services.contracts import Action, Trajectory
 from services.rollout.worker.watching import Event, Retrieved
 from trainer.commands.agent.source import agent_spec
 from trainer.commands.agent.transcript import Transcript
+from trainer.session.output import complain
 
 Say = Callable[[str], None]
 PROMPT = "? "
@@ -38,18 +40,38 @@ def run_ask(
 ) -> None:
     """Answer the question, or without one each line of standard input.
 
-    Raises Stopped after SIGINT, SIGTERM or SIGHUP."""
+    Raises Stopped after SIGINT, SIGTERM or SIGHUP; one that comes while the model loads ends the process."""
     if question is not None and not question.strip():
         raise UserError("ask: the question is empty")
     with ExitStack() as parts:
-        spec = agent_spec(checkpoint, retriever, overrides, seed, parts, say)
-        asyncio.run(_answer_all(spec, question, temperature, logprobs, as_json, say))
+        with signals.raised():
+            spec = agent_spec(checkpoint, retriever, overrides, seed, parts, say)
+        agent = Agent(spec)
+        try:
+            asyncio.run(_answer_all(agent, spec, question, temperature, logprobs, as_json, say))
+        except signals.Stopped as stopped:
+            if agent.ready:
+                raise
+            parts.close()
+            _leave(stopped)
+
+
+def _leave(stopped: signals.Stopped) -> None:
+    """End the process: threads that load a model can't be told to stop, and would be waited for."""
+    complain(f"unspiral: {stopped}")
+    sys.stdout.flush()
+    os._exit(stopped.exit_code)
 
 
 async def _answer_all(
-    spec: AgentSpec, question: str | None, temperature: float, logprobs: bool, as_json: bool, say: Say
+    agent: Agent,
+    spec: AgentSpec,
+    question: str | None,
+    temperature: float,
+    logprobs: bool,
+    as_json: bool,
+    say: Say,
 ) -> None:
-    agent = Agent(spec)
     console = Console(highlight=False)
     async with signals.cancelled(lambda line: None):
         try:

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
+from trainer.commands import completion
+from trainer.commands.options import NAMED
+from trainer.config.schema import Config
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models (lab:0)
 
 if TYPE_CHECKING:
@@ -20,8 +24,8 @@ else:  # they need torch and an engine
 Checkpoint = Annotated[
     str,
     typer.Option(
-        help="A run's folder (its newest checkpoint), a checkpoint, latest (of the runs in runs/), or a "
-        "model's folder."
+        autocompletion=completion.checkpoints,
+        help=f"{NAMED}, a model's folder, latest or best: of the run in runs/ that was written to last.",
     ),
 ]
 Retriever = Annotated[
@@ -36,7 +40,7 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Change a setting of the run, such as rollout.engine=transformers. Repeatable.",
+        help="The same as KEY=VALUE at the end. Repeatable.",
     ),
 ]
 Seed = Annotated[
@@ -48,11 +52,34 @@ def _say(text: str) -> None:
     typer.echo(text, err=True)
 
 
+def question_and_changes(words: list[str]) -> tuple[str | None, list[str]]:
+    """The question, if there is one, and the changes KEY=VALUE of settings. Raises UserError for a question
+    in several words, which a shell makes of one without quotes."""
+    changes = [word for word in words if is_change(word)]
+    asked = [word for word in words if not is_change(word)]
+    if len(asked) > 1:
+        raise UserError(f"ask: {len(asked)} questions; quote the question: 'who wrote Hamlet?'")
+    return (asked[0] if asked else None), changes
+
+
+def is_change(word: str) -> bool:
+    """Whether it is KEY=VALUE, with SECTION.KEY or a key such as seed."""
+    key, equals, _ = word.partition("=")
+    return bool(equals) and (
+        key in Config.model_fields or ("." in key and key.replace(".", "_").isidentifier())
+    )
+
+
 def ask(
     checkpoint: Checkpoint,
-    question: Annotated[
-        str | None,
-        typer.Argument(help="The question. Without it: those that are typed, or each line of a pipe."),
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="QUESTION KEY=VALUE",
+            autocompletion=completion.changes,
+            help="The question; without it those that are typed, or each line of a pipe. Then changes to the "
+            "run's settings, such as rollout.engine=transformers.",
+        ),
     ] = None,
     retriever: Retriever = None,
     overrides: Set = None,
@@ -67,11 +94,12 @@ def ask(
 ) -> None:
     """Ask a trained agent, and watch it think, search and answer: the loop, template and engine of
     training."""
+    question, changes = question_and_changes(words or [])
     asking.run_ask(
         checkpoint,
         question,
         retriever=retriever,
-        overrides=overrides or [],
+        overrides=[*(overrides or []), *changes],
         temperature=temperature,
         seed=seed,
         logprobs=logprobs,
@@ -82,6 +110,14 @@ def ask(
 
 def serve_agent(
     checkpoint: Checkpoint,
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            autocompletion=completion.changes,
+            help="Changes to the run's settings, such as rollout.topk=5.",
+        ),
+    ] = None,
     retriever: Retriever = None,
     overrides: Set = None,
     seed: Seed = None,
@@ -103,7 +139,7 @@ def serve_agent(
         serving.run_serve_agent(
             checkpoint,
             retriever=retriever,
-            overrides=overrides or [],
+            overrides=[*(overrides or []), *(changes or [])],
             seed=seed,
             name=name,
             host=host,

@@ -27,6 +27,7 @@ from trainer.commands.checks import listeners
 from trainer.commands.checks.findings import GIB, Finding, judged, status_of
 from trainer.commands.checks.leftovers import find_leftovers
 from trainer.commands.version import version
+from trainer.config.gpus_needed import lack_of_gpus
 from trainer.config.schema import Config, load_config
 from trainer.data.questions import BadRow, parsed
 from trainer.lab.demo import lab_name
@@ -246,12 +247,12 @@ def _questions_of(key: str, value: str, skip_bad: bool) -> Finding:
     return Finding(key, "note" if skip_bad and len(bad) < len(rows) else "bad", seen, why)
 
 
-def _has_gpu() -> bool:
+def _gpus() -> int:
     if version("torch") is None:
-        return False
+        return 0
     import torch
 
-    return torch.cuda.is_available()
+    return torch.cuda.device_count()
 
 
 def check_config(path: Path, config: Config) -> Iterator[Finding]:
@@ -274,9 +275,9 @@ def check_config(path: Path, config: Config) -> Iterator[Finding]:
             yield Finding(key, "bad", value, "no such file or folder")
         elif value and key.startswith("data.") and Path(value).exists():
             yield _questions_of(key, value, config.data.skip_bad)
-    if config.rollout.share_gpus and not _has_gpu():
-        advice = "unspiral init --gpus 0 writes a configuration for a CPU"
-        yield Finding("rollout.share_gpus", "note", "true, and this machine has no GPU", advice)
+    if lack := lack_of_gpus(config, _gpus()):
+        # A cluster that is joined has other machines.
+        yield Finding("GPUs", "note" if os.environ.get("RAY_ADDRESS") else "bad", *lack)
     for key, url in {"retriever.url": config.retriever.url, "store.url": config.store.url}.items():
         if url and url.startswith(("http://", "https://")):
             yield from check_address(key, url)

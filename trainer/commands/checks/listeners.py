@@ -136,12 +136,13 @@ def _ray_rows(ray: list[Listener]) -> Iterator[Finding]:
         refuses = gcs_refuses(server.here)
         answer = {True: "asks for a token", False: "answers everyone", None: "does not answer"}[refuses]
         level: Level = "good" if refuses else "note" if refuses is None else "bad"
-        advice = (
-            "whoever reaches it runs code as its user: "
-            "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN on head, nodes and clients"
-            if refuses is False
-            else ""
-        )
+        advice = {
+            True: "",
+            False: "whoever reaches it runs code as its user: "
+            "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN on head, nodes and clients",
+            None: "nothing where it is another user's, or of a run that goes on; "
+            f"a rest of a run of yours ends by: kill {server.pid}",
+        }[refuses]
         seen = f"process {server.pid}, reached from {server.reach}; {answer}"
         yield Finding(f"Ray at port {server.port}", level, seen, advice)
     wide = sorted({(each.what, each.port) for each in ray if each.reach != "this machine"})

@@ -16,15 +16,17 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.lazy import LazyModule
-from services.common.users_files import make_folder
-from trainer.commands.options import AsJson, ConfigFile, Overrides
+from services.common.processes import signals
+from services.common.users_files import make_folder, one_out
+from trainer.commands import completion
+from trainer.commands.options import NAMED, AsJson, ConfigFile, Overrides
 from trainer.commands.terminal import ending, for_people
 from trainer.commands.version import code_versions
 from trainer.commands.work.in_words import run_in_words, scores_in_words, taught_in_words
 from trainer.config.schema import Config, load_config
 from trainer.data import models
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
-from trainer.learner.checkpoint import export_checkpoint, find
+from trainer.learner.checkpoint import export_checkpoint, find, latest
 from trainer.session.output import last_words, non_blocking
 from trainer.suite.rows import ANSWERS_FILE
 from trainer.suite.shown.tables import markdown
@@ -34,12 +36,13 @@ if TYPE_CHECKING:
     from trainer.commands.work import evaluate_suite as suites
     from trainer.commands.work import warm_start as warming
     from trainer.lab import show
-    from trainer.session import preflight
+    from trainer.session import gpus, preflight
     from trainer.session import run as running
 else:  # they need torch and Ray
     evaluating = LazyModule("trainer.commands.work.evaluate")
     suites = LazyModule("trainer.commands.work.evaluate_suite")
     show = LazyModule("trainer.lab.show")
+    gpus = LazyModule("trainer.session.gpus")
     preflight = LazyModule("trainer.session.preflight")
     running = LazyModule("trainer.session.run")
     warming = LazyModule("trainer.commands.work.warm_start")
@@ -49,7 +52,12 @@ def train(
     config: ConfigFile,
     overrides: Overrides = None,
     resume: Annotated[
-        str | None, typer.Option(help="Go on with the run: latest, a checkpoint, or a run's folder.")
+        str | None,
+        typer.Option(
+            autocompletion=completion.checkpoints,
+            help=f"Go on with the run: {NAMED[0].lower()}{NAMED[1:]}, or latest: of the run of --config, "
+            "run.dir/run.name, which begins at step 1 where there is none yet.",
+        ),
     ] = None,
     allow_changed: Annotated[
         list[str] | None,
@@ -61,15 +69,25 @@ def train(
     settings = load_config(config, overrides or [])
     if resume is None and not allow_changed:  # a resumed run has its folder
         preflight.check_named_files(settings)
-    summary = running.train(
-        settings,
-        resume=resume,
-        allow_changed=allow_changed or [],
-        console=Console(stderr=True) if as_json else None,
-        code=code_versions(),
-    )
+    gpus.check_gpus_here(settings)
+    try:
+        summary = running.train(
+            settings,
+            resume=resume,
+            allow_changed=allow_changed or [],
+            console=Console(stderr=True) if as_json else None,
+            code=code_versions(),
+        )
+    except signals.Stopped as stopped:
+        raise stopped.with_advice(what_is_kept(settings.run_dir)) from None
     report = str((settings.run_dir / "report.html").resolve())
     last_words(ending(f"{run_in_words(summary)}\nreport: {report}", summary | {"report": report}, as_json))
+
+
+def what_is_kept(run: Path) -> str:
+    """Checkpoint and report of a run that was stopped, as `checkpoint: PATH; report: PATH`."""
+    found = {"checkpoint": latest(run, checksums=False), "report": run / "report.html"}
+    return "; ".join(f"{name}: {path}" for name, path in found.items() if path and path.exists())
 
 
 def warm_start(
@@ -111,7 +129,10 @@ def evaluate(
     overrides: Overrides = None,
     checkpoint: Annotated[
         str | None,
-        typer.Option(help="A checkpoint, a run's folder, or latest (of this run). Default: model.path."),
+        typer.Option(
+            autocompletion=completion.checkpoints,
+            help=f"{NAMED}, latest or best: of the run of --config, run.dir/run.name. Default: model.path.",
+        ),
     ] = None,
     data: Annotated[
         Path | None,
@@ -255,11 +276,16 @@ def demo(
 def export(
     checkpoint: Annotated[
         str,
-        typer.Argument(help="A checkpoint, a run's folder (its newest), or latest (of the runs in runs/)."),
+        typer.Argument(
+            autocompletion=completion.checkpoints,
+            help=f"{NAMED}, latest or best: of the run in runs/ that was written to last.",
+        ),
     ],
-    out: Annotated[Path, typer.Argument(help="Folder to make.")],
+    folder: Annotated[Path | None, typer.Argument(metavar="OUT", help="Folder to make.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The same as OUT.")] = None,
 ) -> None:
     """Write a checkpoint as a plain Hugging Face folder."""
+    out = one_out("export", folder, out)
     found = find(checkpoint)
     export_checkpoint(found, out)
     typer.echo(f"{found} written to {out}")

@@ -48,6 +48,8 @@ LEGEND = (
     "the update did to it; lag: its change in older right answers; LLDS: tokens held",
 )
 """Said once above the lines; docs/metrics.md has the rest."""
+RULE = 78
+"""Length of the lines around a warning."""
 LEFT_WIDTH = 6
 ABSENT = {
     "reward/mean": "no trajectory had a reward",
@@ -124,6 +126,12 @@ class Progress:
         self.console.print(
             text, style="dim" if self._live else None, markup=False, highlight=False, soft_wrap=not self._live
         )
+
+    def warn(self, lines: Sequence[str]) -> None:
+        """Lines between rules, for what a reader of a long log must not miss."""
+        rule = "=" * RULE
+        for text in (rule, *lines, rule):
+            self.console.print(text, style="bold yellow", markup=False, highlight=False, soft_wrap=True)
 
     def stage(self, name: str, step: int) -> None:
         self._stage = f"step {step}: {name}"
