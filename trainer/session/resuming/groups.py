@@ -1,4 +1,4 @@
-"""Settings in groups that share a rule on resume; `resume_rules.py` applies them."""
+"""Settings in groups that share a rule on resume; `rules.py` applies them."""
 
 from __future__ import annotations
 
