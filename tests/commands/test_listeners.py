@@ -129,7 +129,10 @@ def test_nothing_of_a_local_run_answers_another_host_or_anybody_without_its_toke
 
         # the doctor sees the same
         rows = {f.what: (f.level, f.seen) for f in summary(found)}
-        assert rows[f"Ray at port {gcs}"] == ("good", "reached from this machine; asks for a token")
+        level, seen = rows[f"Ray at port {gcs}"]
+        server = next(p for p in psutil.Process(process.pid).children() if p.name() == "gcs_server")
+        assert level == "good"
+        assert seen == f"process {server.pid}, reached from this machine; asks for a token"
         assert rows["Ray's listeners"][0] == "good" and ", 0 of them beyond" in rows["Ray's listeners"][1]
         assert is_running(raylet.environ()[OWNER_VARIABLE])
         process.send_signal(signal.SIGTERM)
