@@ -164,3 +164,23 @@ def test_a_folder_is_gone_on_with_under_the_same_plan_alone(tmp_path):
         with pytest.raises(UserError, match=r"came by another plan") as e:
             begin(tmp_path, plan | change, said.append)
         assert says in str(e.value)
+
+
+def test_a_fact_that_the_retriever_told_only_once_does_not_keep_an_evaluation_from_going_on(tmp_path):
+    facts = {"backend": "bm25", "passages": 9, "corpus": "abc", "encoder": "unknown"}
+
+    def plan_of(**changed):
+        protocol = PROTOCOL | {"retriever": facts | changed}
+        return {"suite": "s", "method": "agent", "model": {"name": "a", "weights": "1"}, "protocol": protocol}
+
+    said = []
+    begin(tmp_path, plan_of(), said.append)
+    begin(tmp_path, plan_of(encoder='{"k1": 1}'), said.append)
+    before = "the retriever did not tell this both times, so it is not compared: encoder: "
+    assert said == [before + 'unknown | {"k1": 1}']
+    begin(tmp_path, plan_of(), said.append)
+    assert said[1:] == [before + '{"k1": 1} | unknown'], "and what was known stays known"
+    for change in ({"encoder": '{"k1": 2}'}, {"encoder": "unknown", "corpus": "def"}):
+        with pytest.raises(UserError, match=r"came by another plan \(retriever: "):
+            begin(tmp_path, plan_of(**change), said.append)
+    assert len(said) == 2
