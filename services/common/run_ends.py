@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.common.files import holder_of
+from services.common.files import holder_of, json_lines
 from services.common.run_paths import METRICS
 
 ENDS = {0: "ended", 4: "stopped by the monitor", 129: "stopped", 130: "stopped", 143: "stopped"}
@@ -26,7 +26,7 @@ def state_of(folder: Path, summary: Mapping[str, Any]) -> str:
     holder = holder_of(folder / ".lock")
     if holder and holder != f" (process {os.getpid()})":
         return RUNNING
-    if "exit" in summary and not _older(folder / "summary.json", folder / METRICS):
+    if "exit" in summary and not _older(summary, folder / METRICS):
         return ENDS.get(summary["exit"], f"failed ({summary['exit']})")
     return RUNNING if holder else CUT_OFF
 
@@ -56,7 +56,10 @@ def _sentence(state: str, summary: Mapping[str, Any]) -> str:
     return f"It ended with an error (exit status {status})."
 
 
-def _older(one: Path, other: Path) -> bool:
-    if not (one.is_file() and other.is_file()):
+def _older(summary: Mapping[str, Any], metrics: Path) -> bool:
+    """Whether steps were recorded after it. By content: a copy or a download has other times."""
+    steps = summary.get("steps")
+    if not isinstance(steps, int):
         return False
-    return one.stat().st_mtime < other.stat().st_mtime
+    recorded = (row.get("step") for row in json_lines(metrics))
+    return any(isinstance(step, int) and step > steps for step in recorded)

@@ -7,6 +7,8 @@ import pytest
 from command_line import run  # noqa: F401
 
 from services.common.files import lock
+from trainer.config.schema import parse_config
+from trainer.loop.run.run_folder import RunFolder
 
 
 def made(folder, age, steps=0, planned=20, exit=None, **summary):
@@ -60,10 +62,31 @@ def test_the_newest_comes_first_with_its_state_and_scores(run, folder):
 
 def test_a_run_that_went_on_after_its_end_and_was_killed_is_not_called_ended(run, folder):
     again = made(folder / "again", 100, steps=4, exit=0)
-    os.utime(again / "metrics.jsonl", (1_700_000_500, 1_700_000_500))
+    with (again / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 5}\n')
     (again / "config.yaml").write_text("{")
     assert [one["state"] for one in json.loads(run("runs", "--json")[1])] == ["cut off"]
     assert json.loads(run("runs", "--json")[1])[0]["steps"] is None
+
+
+def test_a_copied_run_whose_files_have_other_times_ended_as_it_did(run, folder):
+    copied = made(folder / "copied", 100, steps=4, exit=0)
+    os.utime(copied / "metrics.jsonl", (1_700_000_500, 1_700_000_500))
+    assert [one["state"] for one in json.loads(run("runs", "--json")[1])] == ["ended"]
+
+
+def test_a_run_that_goes_on_has_no_end_before_its_first_new_step(run, folder, tmp_path):
+    made(folder / "again", 100, steps=4, exit=0)
+    raw = {
+        "run": {"name": "again", "dir": str(folder)},
+        "model": {"path": str(tmp_path / "model")},
+        "data": {"train": str(tmp_path / "q.jsonl")},
+        "retriever": {"url": "http://127.0.0.1:1"},
+    }
+    goes_on = RunFolder(parse_config(raw))
+    goes_on.open(resume=True)
+    goes_on.close()  # as a kill lets go of the lock, without a summary
+    assert [one["state"] for one in json.loads(run("runs", "--json")[1])] == ["cut off"]
 
 
 def test_where_there_is_no_run_the_line_says_where_runs_go(run, folder):

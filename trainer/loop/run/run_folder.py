@@ -64,6 +64,7 @@ class RunFolder:
             )
         keep_json_lines(self.path / "events.jsonl", lambda event: True)
         write_atomically(self.path / "config.yaml", dump_config(self.config, secrets=False))
+        (self.path / "summary.json").unlink(missing_ok=True)  # the end of an earlier attempt
 
     def close(self) -> None:
         if self._lock:
