@@ -119,6 +119,23 @@ def test_what_cannot_be_read_is_named_and_nothing_is_written(notes, tmp_path, ru
     assert status == 2 and "`unspiral data passages` makes a corpus of its documents" in err
 
 
+def test_a_folder_of_rows_with_a_readme_is_not_taken_for_its_readme(tmp_path, run):
+    folder = tmp_path / "wiki"
+    folder.mkdir()
+    (folder / "README.md").write_text("Where the rows come from.")
+    out = tmp_path / "corpus.jsonl"
+    row = '{"id": "0", "contents": "Alder Works makes it."}'
+    for name, text in (("part-0.jsonl", row), ("a.csv", "id,text\n0,x\n"), ("b.json", f"[{row}]")):
+        file = folder / name
+        file.write_text(text)
+        status, _, err = run("data", "passages", str(folder), str(out))
+        assert status == 2 and f"{folder}: holds both documents (README.md) and rows ({name})" in err, err
+        assert "give the file itself" in err and not out.exists()
+        file.unlink()
+    (folder / "package.json").write_text('{"name": "docs"}')
+    assert run("data", "passages", str(folder), str(out))[0] == 0, "a tool's setting is no rows"
+
+
 def test_a_document_without_a_title_has_its_names_and_a_second_heading_is_a_section():
     assert [s.title for s in sections_of("Text.\n# One\nMore.", "name")] == ["name", "name, One"]
     assert [s.title for s in sections_of("# One\n# One\nText.", "name")] == ["One"]

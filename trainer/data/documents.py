@@ -17,6 +17,8 @@ from services.common.records.columns import CONTENTS, IDENTITY, is_missing
 from services.common.records.files import DOCUMENTS
 
 ENCODINGS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+ROWS = {".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow"}
+"""Endings of files of rows, packed ones too (`.jsonl.gz`)."""
 _FENCE = re.compile(r"\s*(```|~~~)")
 _HEADING = re.compile(r"#{1,6}\s+(.*?)\s*#*\s*$")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
@@ -87,8 +89,15 @@ def _documents(src: Path) -> Iterator[Document]:
     if src.is_file():
         files = [src] if src.suffix.lower() in DOCUMENTS else []
     elif src.is_dir():
-        hidden = (p for p in sorted(src.rglob("*")) if p.suffix.lower() in DOCUMENTS and p.is_file())
-        files = [p for p in hidden if not any(part.startswith(".") for part in p.relative_to(src).parts)]
+        whole = [p for p in sorted(src.rglob("*")) if p.is_file()]
+        shown = [p for p in whole if not any(part.startswith(".") for part in p.relative_to(src).parts)]
+        files = [p for p in shown if p.suffix.lower() in DOCUMENTS]
+        rows = [p for p in shown if p not in files and _holds_rows(p)] if files else []
+        if rows:
+            raise UserError(
+                f"{src}: holds both documents ({_named(files, src)}) and rows ({_named(rows, src)}); "
+                "give the file itself, or a folder with one kind"
+            )
     else:
         raise UserError(f"{src}: no such file or folder")
     for file in files:
@@ -101,6 +110,25 @@ def _documents(src: Path) -> Iterator[Document]:
             yield _of_row(record, number)
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def _holds_rows(file: Path) -> bool:
+    """By its name; JSON, which is a setting of some tool in many a folder, by its first record."""
+    kinds = {suffix.lower() for suffix in file.suffixes}
+    if kinds & ROWS:
+        return True
+    if ".json" not in kinds:
+        return False
+    try:
+        first = next(read_records(file), None)
+    except UserError:
+        return False
+    return first is not None and first.fields is not None and field_of(first.fields, CONTENTS) is not None
+
+
+def _named(files: list[Path], folder: Path) -> str:
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return files[0].relative_to(folder).as_posix() + more
 
 
 def _text(file: Path) -> str:
