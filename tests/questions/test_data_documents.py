@@ -136,6 +136,31 @@ def test_a_folder_of_rows_with_a_readme_is_not_taken_for_its_readme(tmp_path, ru
     assert run("data", "passages", str(folder), str(out))[0] == 0, "a tool's setting is no rows"
 
 
+def test_a_passage_in_the_form_of_search_r1_gives_its_title_to_all_that_is_made_of_it(tmp_path, run):
+    corpus = tmp_path / "wiki.jsonl"
+    made = [f'"Alder "Works" (firm)"\n{LONG}', '"Only a title"', "No title\nat all."]
+    corpus.write_text("".join(json.dumps({"id": i, "contents": c}) + "\n" for i, c in enumerate(made)))
+    out = tmp_path / "corpus.jsonl"
+    assert run("data", "passages", str(corpus), str(out), "--words", "100")[0] == 0
+    half = LONG.index("Sentence 20")
+    assert [(row["id"], row["contents"]) for row in rows(out)] == [
+        ("0#0", f'"Alder "Works" (firm)"\n{LONG[:half].strip()}'),
+        ("0#1", f'"Alder "Works" (firm)"\n{LONG[half:]}'),
+        ("1", '"Only a title"'),
+        ("2", "No title at all."),
+    ]
+
+
+@pytest.mark.parametrize("text", [{"text": " "}, {"Text": None}])
+def test_a_row_whose_text_is_empty_is_named_and_the_others_are_written(tmp_path, run, text):
+    corpus = tmp_path / "notes.jsonl"
+    corpus.write_text(json.dumps({"id": "a", **text}) + '\n{"id": "b", "text": "In basin 4."}\n')
+    out = tmp_path / "corpus.jsonl"
+    status, said, err = run("data", "passages", str(corpus), str(out))
+    assert (status, err) == (0, "") and said.startswith(f"{corpus}, line 1: no text\n1 passage")
+    assert rows(out) == [{"id": "b", "contents": "In basin 4."}]
+
+
 def test_a_document_without_a_title_has_its_names_and_a_second_heading_is_a_section():
     assert [s.title for s in sections_of("Text.\n# One\nMore.", "name")] == ["name", "name, One"]
     assert [s.title for s in sections_of("# One\n# One\nText.", "name")] == ["One"]

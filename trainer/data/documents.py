@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from services.common.errors import UserError
 from services.common.files import written_aside
 from services.common.records import Record, field_of, read_records
-from services.common.records.columns import CONTENTS, IDENTITY, is_missing
+from services.common.records.columns import CONTENTS, IDENTITY, is_missing, plain_name
 from services.common.records.files import DOCUMENTS
 
 ENCODINGS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -21,6 +21,7 @@ ROWS = {".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow"}
 """Endings of files of rows, packed ones too (`.jsonl.gz`)."""
 _FENCE = re.compile(r"\s*(```|~~~)")
 _HEADING = re.compile(r"#{1,6}\s+(.*?)\s*#*\s*$")
+_TITLE = re.compile(r'\s*"([^\r\n]*)"[ \t]*\r?\n(?=\s*\S)')
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 
 
@@ -105,11 +106,8 @@ def _documents(src: Path) -> Iterator[Document]:
         yield Document(str(file), name, sections_of(_text(file), Path(name).stem), {"source": name})
     if files:
         return
-    try:
-        for number, record in enumerate(read_records(src)):
-            yield _of_row(record, number)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    for number, record in enumerate(read_records(src)):
+        yield _of_row(record, number)
 
 
 def _holds_rows(file: Path) -> bool:
@@ -146,6 +144,9 @@ def _of_row(record: Record, number: int) -> Document:
         raise UserError(f"{record.place}: {record.problem}")
     row = record.fields
     found = field_of(row, CONTENTS)
+    if found is None:
+        empty = next((name for name in row if plain_name(name) in CONTENTS), None)
+        found = None if empty is None else (empty, "")
     if found is None or not isinstance(found[1], str):
         columns = ", ".join(map(str, row)) or "none"
         raise UserError(f"{record.place}: no text; expected one of {', '.join(CONTENTS)}, got {columns}")
@@ -153,8 +154,19 @@ def _of_row(record: Record, number: int) -> Document:
     identity = field_of(row, IDENTITY)
     used = {one[0] for one in (found, title, identity) if one is not None}
     name = str(identity[1]) if identity is not None else f"{record.file.name.split('.')[0]}_{number}"
-    above = str(title[1]) if title is not None else ""
-    return Document(record.place, name, [Section(above, _paragraphs(found[1]))], _others(row, used))
+    if title is not None:
+        section = Section(str(title[1]), _paragraphs(found[1]))
+    else:
+        above, text = _title_and_text(found[1])
+        section = Section(above, _paragraphs(text))
+    return Document(record.place, name, [section], _others(row, used))
+
+
+def _title_and_text(contents: str) -> tuple[str, str]:
+    """The title of a passage in Search-R1's form, `"TITLE"` in a line of its own above the text; otherwise
+    none, and all of it."""
+    found = _TITLE.match(contents)
+    return (found[1].strip(), contents[found.end() :]) if found else ("", contents)
 
 
 def _others(row: Mapping[str, Any], used: set[str]) -> dict[str, Any]:
