@@ -18,6 +18,7 @@ from fastapi import FastAPI, Response
 from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 
+from retriever_service.dense.encoder import model_name
 from retriever_service.http.mcp import mounted
 from retriever_service.http.metrics import Metrics
 from retriever_service.http.reloading import reloading
@@ -25,6 +26,7 @@ from retriever_service.http.routes import ALWAYS, ERROR_RESPONSES, add_routes
 from retriever_service.http.service import Service
 from retriever_service.http.shard_side import add_shard_routes
 from retriever_service.http.web import RetrieverApp, install_error_handlers
+from retriever_service.index_folder.description import IndexSettings
 from retriever_service.search import backends
 from retriever_service.search.search_index import SearchIndex
 from retriever_service.settings import ServerSettings
@@ -115,7 +117,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
             "backend": info.backend,
             "passages": info.passages,
             "corpus_sha256": info.corpus_sha256,
-            "settings": info.settings,
+            "settings": _public(info.settings),
             **_how(service),
             **_besides(service),
         }
@@ -130,6 +132,17 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
 def _how(service: Service) -> dict[str, str]:
     how = getattr(service.index, "how", "")  # an index of a user's own may lack what is optional
     return {"search": how} if how else {}
+
+
+def _public(settings: IndexSettings) -> dict[str, Any]:
+    """The settings, with the encoder's name in place of its folder: health is answered without a token, and
+    folders of the server are not for everyone."""
+    told: dict[str, Any] = {**settings}
+    encoder = told.get("encoder")
+    model = str(encoder.get("model") or "") if encoder else ""
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1:  # no name on the hub
+        told["encoder"] = encoder | {"model": model_name(model)}
+    return told
 
 
 def _besides(service: Service) -> dict[str, str]:

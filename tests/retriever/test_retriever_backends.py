@@ -54,6 +54,23 @@ def shelf(monkeypatch):
     return opened
 
 
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [
+        ("/srv/secret/e5-base", "e5-base"),
+        ("~/e5-base/checkpoint-500", "e5-base"),
+        ("ORG/e5-base", "ORG/e5-base"),
+    ],
+)
+def test_readiness_names_the_encoder_and_no_folder_of_the_server(shelf, model, shown):
+    encoder = {"model": model, "family": "e5", "max_tokens": 256}
+    shelf.info.settings["encoder"] = encoder
+    with serve_in_thread(ServerSettings(index="shelf:1", port=0)) as server:
+        told = httpx.get(f"{server.url}/readyz", trust_env=False).json()["settings"]
+    assert told == {"encoder": encoder | {"model": shown}}
+    assert shelf.info.settings["encoder"]["model"] == model, "what searches still finds it"
+
+
 def test_a_kind_of_ones_own_is_served_by_its_protocol_alone(shelf):
     settings = ServerSettings(index="shelf:1", port=0)
     assert check_settings(settings) == "one shelf"
