@@ -21,6 +21,8 @@ from services.common.names import accepted
 DTYPES = ("float32", "float16", "int8")
 BLOCK_ROWS = 1 << 19
 RESCORE = {"float32": 1, "float16": 4, "int8": 10}
+GATHERED_BYTES = 1 << 28
+"""Most bytes of rows that are gathered at once to be scored again, but for those of one query."""
 GROUP = 128
 """Scores of which one maximum is taken first (`top_by_groups`)."""
 
@@ -97,7 +99,7 @@ class TorchExact:
         for block in self._blocks or self._made():
             scores, at = top_by_groups(torch, self._products(asked, block), depth)
             if self._dtype == "float16":
-                scores = torch.einsum("qd,qkd->qk", asked, block.vectors[at].float())
+                scores = self._scored_by_rows(asked, block, at)
             best = torch.cat([best, scores], 1)
             rows = torch.cat([rows, at + block.begin], 1)
             if best.shape[1] > depth:
@@ -128,6 +130,15 @@ class TorchExact:
         kind = self._torch.float16 if half else self._torch.float32
         found = asked.to(kind) @ block.vectors.to(kind).T
         return found if block.scales is None else found.mul_(block.scales.to(kind))
+
+    def _scored_by_rows(self, asked: Any, block: _Block, at: Any) -> Any:
+        """Inner products [queries, k] in float32 of the block's rows `at`. The rows are gathered for a few
+        queries at a time: for all of them they take gigabytes."""
+        each = at.shape[1] * block.vectors.shape[1] * (block.vectors.element_size() + 4)
+        step = max(1, GATHERED_BYTES // max(each, 1))
+        parts = zip(asked.split(step), at.split(step), strict=True)
+        einsum = self._torch.einsum
+        return self._torch.cat([einsum("qd,qkd->qk", a, block.vectors[i].float()) for a, i in parts])
 
     def _scored_again(self, queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
         found = np.empty(rows.shape, np.float32)

@@ -67,6 +67,25 @@ def test_float16_is_exact_for_vectors_of_float16():
     assert scores == pytest.approx(np.take_along_axis(exact, rows, 1), abs=1e-6)
 
 
+@pytest.mark.parametrize("bytes_at_once", [1, 7 * 12 * 32 * 6, 1 << 28])
+def test_rows_are_gathered_for_as_many_queries_as_their_bytes_allow(monkeypatch, bytes_at_once):
+    """12 candidates of 32 numbers in float16 and float32 are 2304 bytes a query."""
+    whole = TorchExact(VECTORS, dtype="float16").search(QUESTIONS, 3)
+    sizes = []
+    einsum = torch.einsum
+
+    def watched(form, asked, rows):
+        sizes.append(rows.shape[0] * rows.shape[1] * rows.shape[2] * 6)
+        return einsum(form, asked, rows)
+
+    monkeypatch.setattr("retriever_service.dense.torch_exact.GATHERED_BYTES", bytes_at_once)
+    monkeypatch.setattr(torch, "einsum", watched)
+    scores, rows = TorchExact(VECTORS, dtype="float16").search(QUESTIONS, 3)
+    assert max(sizes) <= max(bytes_at_once, 2304) and sum(sizes) == 2304 * len(QUESTIONS)
+    assert (rows == whole[1]).all() and scores == pytest.approx(whole[0], abs=1e-6)
+    assert TorchExact(VECTORS, dtype="float16").search(QUESTIONS[:0], 3)[0].shape == (0, 3)
+
+
 def test_equal_vectors_go_by_row_and_more_than_there_are_is_all():
     twice = np.concatenate([VECTORS[:10], VECTORS[:10]])
     _, rows = TorchExact(twice, dtype="float32", block_rows=7).search(VECTORS[:10], 100)
