@@ -74,8 +74,8 @@ def read_corpus(
 def are_numbered(path: str | Path) -> bool:
     """Whether the rows of a corpus have their numbers as ids: the first one has no column for an id. Raises
     UserError."""
-    first = next(read_records(path), None)
-    return first is not None and first.fields is not None and not has_id(first.fields)
+    first = next((record.fields for record in read_records(path) if record.fields is not None), None)
+    return first is not None and not has_id(first)
 
 
 def _read_lines(

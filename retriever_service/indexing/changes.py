@@ -21,7 +21,7 @@ import orjson
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
 from retriever_service.bm25.packed.build import write_packed
 from retriever_service.errors import IndexInvalid
-from retriever_service.index_folder.corpus import checksum, corpus_bytes
+from retriever_service.index_folder.corpus import are_numbered, checksum, corpus_bytes
 from retriever_service.index_folder.description import META_FILE, IndexInfo, read_info, verify
 from retriever_service.index_folder.rows import KEYS_FILE
 from retriever_service.index_folder.segments import (
@@ -68,6 +68,11 @@ def add_to_index(
             raise UserError(
                 f"index {index}: holds {MOST_SEGMENTS} additions; `unspiral index merge {index}` makes one "
                 "index of them"
+            )
+        if are_numbered(corpus):
+            raise UserError(
+                f"{corpus}: its rows have no ids, and their numbers from 0 on are no ids of new passages; "
+                "`unspiral data passages` writes a corpus with ids"
             )
         size = corpus_bytes(corpus)
         sha256 = checksum(corpus, lambda done: tell("checksum", done / max(size, 1), corpus.name))

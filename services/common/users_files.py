@@ -30,7 +30,7 @@ def reading(name: str | Path, form: str) -> Iterator[None]:
 def load_json(file: Path, name: str = "") -> Any:
     """What a JSON file holds. Raises UserError."""
     with reading(name or file, "JSON"):
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_bytes())  # UTF-8 with or without a mark, UTF-16
 
 
 def load_object(file: Path, name: str = "") -> dict[str, Any]:

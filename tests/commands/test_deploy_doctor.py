@@ -197,3 +197,6 @@ def test_the_questions_and_the_gpus_of_a_configuration_are_looked_at(tmp_path, m
         more.write('{"title": "a"}\n')
     code, text = table("retriever", config)
     assert code == 3 and "q.jsonl: 1 question in 2 rows" in text and "q.jsonl, line 2: expected" in text
+    questions.write_bytes(b"\x00\x01\x02\xff" * 50)
+    code, text = table("retriever", config)
+    assert code == 3 and "binary" in text and "configuration" in text, "the other findings stand too"

@@ -37,6 +37,14 @@ def as_of(trainer: str, metrics: dict) -> dict:
     return out
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_json_with_a_mark_or_in_utf_16_is_read(tmp_path, encoding):
+    rows = [{"step": step, "reward/mean": 0.5} for step in range(3)]
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(rows), encoding=encoding)
+    assert replay(path)["judged_by"] == ["reward/mean"]
+
+
 def test_a_replay_names_what_it_judged_by_and_what_is_missing(tmp_path):
     rows = [{k: m[k] for k in ("step", "reward/mean", "rollout/valid")} for m in sick_run("valid to .1", 0)]
     found = replay(write_lines(tmp_path / "r.jsonl", rows))

@@ -176,7 +176,9 @@ def test_a_corpus_without_a_column_for_ids_is_numbered(tmp_path, run, form):
         corpus.write_text(json.dumps(made))
     else:
         corpus.write_text("".join(json.dumps(r) + "\n" for r in made))
-    assert run("data", "validate", str(corpus))[1].splitlines()[-1] == f"{corpus}: a corpus of 3 passages"
+    said = run("data", "validate", str(corpus))[1].splitlines()
+    assert said[-2] == f"{corpus}: a corpus of 3 passages"
+    assert "no ids and are numbered from 0" in said[-1] and "--question-key" in said[-1]
     index = str(tmp_path / "i")
     assert run("index", "build", "--corpus", str(corpus), "--out", index)[0] == 0
     status, said, _ = run("index", "search", "--index", index, "T2 works")
@@ -191,3 +193,29 @@ def test_only_a_corpus_whose_first_row_has_no_id_is_numbered(tmp_path, run):
     corpus.write_text('{"id": "0", "text": "b"}\n{"text": "a"}\n')
     status, _, err = run("index", "build", "--corpus", str(corpus), "--out", str(tmp_path / "i"))
     assert status == 2 and 'mixed.jsonl:2: no "id"' in err
+
+
+def test_numbers_of_rows_are_those_of_their_lines_and_come_to_a_broken_first_line_too(tmp_path, run):
+    corpus = tmp_path / "blank.jsonl"
+    corpus.write_text('{"text": "a"}\n\n{"text": "b", "id": "2"}\n')
+    assert run("data", "validate", str(corpus))[0] == 0
+    corpus.write_text('{"text": "a"}\n\n{"text": "b"}\n{"text": "c", "id": "2"}\n')
+    assert run("data", "validate", str(corpus))[0] == 2
+    status, _, err = run("index", "build", "--corpus", str(corpus), "--out", str(tmp_path / "i"))
+    assert status == 2 and "id '2'" in err
+    corpus.write_text('{broken\n{"text": "b"}\n')
+    out = str(tmp_path / "j")
+    status, said, err = run("index", "build", "--skip-bad", "--corpus", str(corpus), "--out", out)
+    assert status == 0 and "1 passage" in said + err
+
+
+def test_rows_without_ids_are_not_added_to_an_index(tmp_path, run):
+    first = tmp_path / "first.jsonl"
+    first.write_text('{"text": "old stone bridge"}\n')
+    index = str(tmp_path / "i")
+    made = run("index", "build", "--corpus", str(first), "--out", index, "--postings", "packed")
+    assert made[0] == 0, made
+    second = tmp_path / "second.jsonl"
+    second.write_text('{"text": "new iron bridge"}\n')
+    status, _, err = run("index", "add", index, "--corpus", str(second))
+    assert status == 2 and "its rows have no ids" in err and "data passages" in err, err

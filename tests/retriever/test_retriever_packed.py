@@ -18,6 +18,7 @@ from places import ROOT
 from retriever_service.__main__ import main
 from retriever_service.bm25.analysis import AnalyzerSettings
 from retriever_service.bm25.packed import build as runs
+from retriever_service.bm25.packed.files import open_packed
 from retriever_service.bm25.packed.kernel import WINDOW
 from retriever_service.bm25.packed.search import Deleted, PackedRanker
 from retriever_service.errors import IndexInvalid
@@ -25,7 +26,7 @@ from retriever_service.index_folder.description import read_info, verify
 from retriever_service.indexing import changes
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.changes import add_to_index, delete_from_index, read_ids
-from retriever_service.indexing.merge import merge_index
+from retriever_service.indexing.merge import merge_index, write_runs
 from retriever_service.ranking import Statistics
 from retriever_service.search.index import Index
 from services.common.errors import EnvironmentLacks, UserError
@@ -385,3 +386,23 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     assert "184 passages" in run("index", "merge", index)
     assert json.loads(run("index", "info", index))["segments"] == []
     assert "score" in run("index", "search", "town", "--index", index)
+
+
+def test_a_merge_that_an_earlier_version_began_goes_on(tmp_path, whole):
+    """Its rows have 32 bits, and it wrote no first rows of its runs."""
+    segments = [open_packed(whole)]
+    results = []
+    for name in ("now", "before"):
+        work = tmp_path / name
+        work.mkdir()
+        write_runs(segments, np.ones(len(segments[0].lengths), bool), work)
+        assert (work / runs.RUN_ROWS).stat().st_size == 2 * (work / runs.RUN_TFS).stat().st_size
+        if name == "before":
+            (work / runs.RUN_FIRSTS).unlink()
+        runs.write_packed(work, k1=0.9, b=0.4, progress=lambda done, of: None)
+        results.append(folder_of(work))
+    assert results[0] == results[1] and results[0]
+
+
+def folder_of(work):
+    return {f.name: f.read_bytes() for f in sorted((work / "bm25").rglob("*")) if f.is_file()}

@@ -144,6 +144,11 @@ def _validate_corpus(path: Path) -> None:
     _list(report.problems)
     _list(report.notes)
     typer.echo(f"{path}: a corpus of {counted(report.passages, 'passage')}")
+    if report.numbered:
+        typer.echo(
+            "its rows have no ids and are numbered from 0; if they are questions, name their columns by "
+            "--question-key and --answer-key"
+        )
     for count, what in (
         (report.empty, ("passage is empty", "passages are empty")),
         (report.odd, (f"passage looks {ODDLY}", f"passages look {ODDLY}")),

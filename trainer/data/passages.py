@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from retriever_service.index_folder.corpus import are_numbered
+from retriever_service.index_folder.corpus import are_numbered, corpus_files
 from retriever_service.index_folder.passages import row_of
 from retriever_service.index_folder.rows import hash_of
 from services.common.errors import UserError
-from services.common.records import read_records
+from services.common.records import layout_of, read_records
 from services.common.records.columns import QUESTION, plain_name
 from trainer.data.columns import ANSWERS, PROMPT, REWARD
 
@@ -36,6 +36,8 @@ class CorpusReport:
     same_ids: int = 0
     same_texts: int = 0
     notes: list[str] = field(default_factory=list)
+    numbered: bool = False
+    """Whether rows have their numbers as ids."""
 
 
 def is_corpus(path: Path) -> bool:
@@ -64,13 +66,16 @@ def validate_corpus(path: Path, on_rows: Callable[[int], None] = lambda rows: No
     ids = array("Q")
     texts = array("Q")
     numbers = are_numbered(path)
+    report.numbered = numbers
+    files = corpus_files(path)
+    lines = len(files) == 1 and layout_of(files[0]).plain_lines  # a build numbers these by their lines
     for number, record in enumerate(read_records(path), 1):
         if number % 1000 == 0:
             on_rows(number)
         try:
             if record.fields is None:
                 raise ValueError(record.problem)
-            row = row_of(record.fields, number - 1 if numbers else None)
+            row = row_of(record.fields, (record.number if lines else number) - 1 if numbers else None)
         except ValueError as error:
             report.malformed += 1
             if len(report.problems) < SHOWN:

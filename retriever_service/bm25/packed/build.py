@@ -135,7 +135,9 @@ class _Runs:
         self.rows = mapped(work / RUN_ROWS, np.uint16 if short else np.uint32)
         sizes = np.fromfile(work / RUN_SIZES, np.uint64).reshape(-1, 2).astype(np.int64)
         self._begins = np.concatenate([np.zeros((1, 2), np.int64), np.cumsum(sizes, 0)])
-        firsts = np.fromfile(work / RUN_FIRSTS, np.uint32)
+        # A merge that an earlier version began has no such file.
+        counted = (work / RUN_FIRSTS).exists()
+        firsts = np.fromfile(work / RUN_FIRSTS, np.uint32) if counted else np.zeros(0, np.uint32)
         self._firsts = firsts if len(firsts) else np.zeros(len(sizes), np.uint32)
         vocabulary = mapped(work / RUN_VOCABULARY, np.uint8)
         self.frequencies = np.zeros(int(np.count_nonzero(vocabulary == ord("\n"))), np.int64)

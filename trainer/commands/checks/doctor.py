@@ -236,7 +236,10 @@ def check_address(key: str, url: str) -> Iterator[Finding]:
 
 def _questions_of(key: str, value: str, skip_bad: bool) -> Finding:
     """Whether the first rows of a question file are questions."""
-    rows = list(islice(parsed(Path(value)), LOOKED_AT))
+    try:
+        rows = list(islice(parsed(Path(value)), LOOKED_AT))
+    except UserError as e:
+        return Finding(key, "bad", value, str(e))
     bad = [row for row in rows if isinstance(row, BadRow)]
     seen = f"{value}: {counted(len(rows) - len(bad), 'question')} in {counted(len(rows), 'row')}"
     if len(rows) == LOOKED_AT:
