@@ -138,8 +138,8 @@ def _public(settings: IndexSettings) -> dict[str, Any]:
     """The settings, with the encoder's name in place of its folder: health is answered without a token, and
     folders of the server are not for everyone."""
     told: dict[str, Any] = {**settings}
-    encoder = told.get("encoder")
-    model = str(encoder.get("model") or "") if encoder else ""
+    encoder: dict[str, Any] = told.get("encoder") or {}
+    model = str(encoder.get("model") or "")
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:  # no name on the hub
         told["encoder"] = encoder | {"model": model_name(model)}
     return told

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.files import followed, move, put_folder, readable_as_usual, sync
+from services.common.files import move, put_folder, readable_as_usual, sync
 from services.common.run_paths import LATEST, METRICS, is_run, near_run, newest_run, run_folder
 from trainer.learner.model.lora import merge
 from trainer.learner.model.model_identity import weights_digest
@@ -66,12 +66,11 @@ class CheckpointNotWritten(EnvironmentLacks):
 @contextlib.contextmanager
 def written_aside(path: Path, known: Mapping[str, dict[str, Any]] | None = None) -> Iterator[Path]:
     """A folder to fill; on leaving without an error it gets its manifest, goes to disk, and becomes `path`,
-    replacing what was there. A link is followed. known: manifest entries of files whose checksums need not be
-    computed.
+    replacing what was there; of a link the link alone, since where it leads may be somebody's archive. known:
+    manifest entries of files whose checksums need not be computed.
 
     At each moment `path` or `path.old` is a whole checkpoint, if one was there before. Raises
     CheckpointNotWritten."""
-    path = followed(path)
     aside = path.parent / f"{ASIDE}{path.name}-{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
     try:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.common.files import link_or_copy, write_json
+from services.common.files import followed, link_or_copy, write_json
 from trainer.learner.checkpoint import MANIFEST, STATE, written_aside
 
 
@@ -16,7 +16,7 @@ def replace_state(path: Path, state: dict[str, Any]) -> None:
     CheckpointNotWritten."""
     known = json.loads((path / MANIFEST).read_text())["files"]
     del known[STATE]
-    with written_aside(path, known) as aside:
+    with written_aside(followed(path), known) as aside:
         for file in sorted(f for f in path.rglob("*") if f.is_file()):
             name = file.relative_to(path)
             if str(name) not in (MANIFEST, STATE):
