@@ -174,7 +174,7 @@ def test_one_run_minus_another_is_drawn_at_the_steps_of_both(server, opened):
 def test_the_cursor_shows_all_curves_and_a_click_pins_the_step(server, opened):
     page = opened(f"{server.url}/#runs=low")
     plot = page.locator("figure:not([hidden]) .u-over").first
-    plot.scroll_into_view_if_needed()
+    plot.hover()
     box = plot.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
     places = page.locator("figure:visible .unit").all_inner_texts()
