@@ -125,7 +125,8 @@ def test_without_a_terminal_each_step_is_a_line_and_the_columns_line_up_within_8
         }
         progress.step(metrics, [])
         progress.step(metrics | full | {"step": 1999, "logp/wrong": -1.5}, [])
-    header, first, second = out.getvalue().splitlines()
+    *legend, header, first, second = out.getvalue().splitlines()
+    assert len(legend) == 2 and max(map(len, legend)) <= 80
     assert first.split() == ["1", "0.500", "-0.250", "-", "-", "-", "-", "-", "2.0", "1h06m", "healthy"]
     assert second.endswith("338.2  0m02s acceleration")
     assert max(map(len, (header, first, second))) <= 80
