@@ -23,7 +23,7 @@ def demo(tmp_path_factory):
 def test_held_out_exact_match_rises(demo):
     folder, out = demo
     summary = json.loads((folder / "demo-0" / "summary.json").read_text())
-    # The same weights scored .165 to .23 before: 200 sampled answers have a standard error of .03 on each side.
+    # The same weights scored .165 to .23 before: 200 sampled answers have a standard error of .03.
     assert summary["em_after_sampled"] - summary["em_before_sampled"] >= 0.15
     assert summary["em_after"] - summary["em_before"] >= 0.2
     assert summary["phase"] == "healthy"
