@@ -86,12 +86,11 @@ def test_the_focus_stays_on_what_a_new_step_draws_again(run, browser):
     page.wait_for_function("document.activeElement === document.querySelector('#runs td.n a')")
     # Drawn while it is not known which steps have tokens, and then again.
     page.evaluate(
-        "() => { const kept = Unspiral.keptStep; Unspiral.keptStep = () => null; Unspiral.app.draw(); "
-        "Unspiral.keptStep = kept; }"
+        "() => { window.known = Unspiral.keptStep; Unspiral.keptStep = () => null; Unspiral.app.draw(); }"
     )
     page.locator("#runs td.n span").wait_for()
     assert page.locator("#runs td.n span").evaluate("e => e === document.activeElement")
-    page.evaluate("Unspiral.app.draw()")
+    page.evaluate("() => { Unspiral.keptStep = window.known; Unspiral.app.draw(); }")
     page.locator("#runs td.n a").wait_for()
     assert page.locator("#runs td.n a").evaluate("e => e === document.activeElement")
     assert page.errors == []
