@@ -15,22 +15,11 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
 PYTHONS=${PYTHONS:-3.11 3.12 3.13}
 PLATFORM=${PLATFORM:-x86_64-manylinux_2_31}
-TOOLS=(
-  bm25s==0.3.16 fakeredis hypothesis pandas playwright redis schemathesis
-  "pytest>=9,<10" pytest-asyncio pytest-timeout pytest-xdist
-)
-
-say() { echo "pythons: $*"; }
-fail() { echo "pythons: $*" >&2; exit 3; }
-uv=$(dirname "$PYTHON")/uv
-[ -x "$uv" ] || fail "$uv is missing: make setup brings it"
+NAME=pythons
+. deploy/plain_install.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-index=${PIP_INDEX_URL:-$("$PYTHON" -m pip config get global.index-url 2>/dev/null || true)}
-if [ -n "$index" ] && [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then
-  export UV_DEFAULT_INDEX=$index
-fi
 mkdir "$work/torch"
 PYTHONPATH=tests/retriever "$PYTHON" - "$work/torch" <<'STAND_IN'
 import sys
@@ -64,11 +53,6 @@ done
 [ "$refused" = 0 ] || fail "the stack refuses what is named above"
 [ -z "${RESOLVE_ONLY:-}" ] || exit 0
 
-# Files that import what a plain install lacks are left out; those that only skip without it are not.
-mapfile -t files < <(grep -LE '^(import|from) (ray|torch|transformers|vllm)\b' \
-  tests/retriever/test_retriever_*.py tests/{likelihood,monitor,pages}/test_likelihood_*.py \
-  tests/commands/test_cli*.py tests/config/test_config.py \
-  tests/questions/test_data_*.py tests/common/test_{extras,gate}*.py tests/docs/test_house.py)
 mkdir "$work/tree"
 cp -r pyproject.toml README.md LICENSE retriever_service services trainer "$work/tree"
 "$uv" build --quiet --wheel --out-dir "$work/wheel" "$work/tree"
