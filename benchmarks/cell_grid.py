@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from services.common.errors import UnspiralError, UserError
-from services.common.files import json_lines, write_atomically, write_json
+from services.common.files import write_atomically, write_json
 from services.common.processes.signals import Stopped
+from services.common.run_paths import last_step
 
 DIGITS = 6
 """Significant digits that are kept."""
@@ -76,9 +77,7 @@ class CellFolder(ABC):
 
     def step(self) -> int:
         """The last whole step."""
-        return max(
-            (row["step"] for row in json_lines(self.run / "metrics.jsonl") if "step" in row), default=0
-        )
+        return last_step(self.run)
 
     def state(self) -> str:
         """`ended`, `failed`, `at N` or `-`."""

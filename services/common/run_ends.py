@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.common.files import holder_of, json_lines
-from services.common.run_paths import METRICS
+from services.common.files import holder_of
 
 ENDS = {0: "ended", 4: "stopped by the monitor", 129: "stopped", 130: "stopped", 143: "stopped"}
 """State by exit status; any other is a failure."""
@@ -17,26 +16,26 @@ CUT_OFF = "cut off"
 SIGNALS = {129: "SIGHUP", 130: "SIGINT (Ctrl-C)", 143: "SIGTERM"}
 
 
-def state_of(folder: Path, summary: Mapping[str, Any]) -> str:
+def state_of(folder: Path, summary: Mapping[str, Any], last_step: int) -> str:
     """One of `ENDS`, `failed (STATUS)`, `running`, or `cut off`: no end was recorded, or that of an earlier
-    attempt. summary: of `summary.json`, empty where there is none.
+    attempt. summary: of `summary.json`, empty where there is none. last_step: the last one recorded.
 
     A run that writes its own report at its end holds its lock still, and has ended.
     """
     holder = holder_of(folder / ".lock")
     if holder and holder != f" (process {os.getpid()})":
         return RUNNING
-    if "exit" in summary and not _older(summary, folder / METRICS):
+    if "exit" in summary and not _older(summary, last_step):
         return ENDS.get(summary["exit"], f"failed ({summary['exit']})")
     return RUNNING if holder else CUT_OFF
 
 
-def ending(folder: Path, summary: Mapping[str, Any]) -> dict[str, str] | None:
+def ending(folder: Path, summary: Mapping[str, Any], last_step: int) -> dict[str, str] | None:
     """`state`, and `text`, a sentence for a report. None where nothing is known: a folder that holds metrics
     alone."""
     if not (folder / "config.yaml").is_file() and "exit" not in summary:
         return None
-    state = state_of(folder, summary)
+    state = state_of(folder, summary, last_step)
     return {"state": state, "text": _sentence(state, summary)}
 
 
@@ -56,10 +55,7 @@ def _sentence(state: str, summary: Mapping[str, Any]) -> str:
     return f"It ended with an error (exit status {status})."
 
 
-def _older(summary: Mapping[str, Any], metrics: Path) -> bool:
+def _older(summary: Mapping[str, Any], last_step: int) -> bool:
     """Whether steps were recorded after it. By content: a copy or a download has other times."""
     steps = summary.get("steps")
-    if not isinstance(steps, int):
-        return False
-    recorded = (row.get("step") for row in json_lines(metrics))
-    return any(isinstance(step, int) and step > steps for step in recorded)
+    return isinstance(steps, int) and last_step > steps

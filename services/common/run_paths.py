@@ -6,6 +6,7 @@ import difflib
 import errno
 from pathlib import Path
 
+from services.common.files import json_lines
 from services.common.names import nearest
 
 LATEST = "latest"
@@ -16,6 +17,11 @@ LIKE = 0.6
 METRICS = "metrics.jsonl"
 FILES = (METRICS, "events.jsonl", "config.yaml")
 """Files of which a run's folder has at least one."""
+
+
+def last_step(run: Path) -> int:
+    """The last step that was recorded whole, 0 without any."""
+    return max((row["step"] for row in json_lines(run / METRICS) if "step" in row), default=0)
 
 
 def is_run(folder: Path) -> bool:

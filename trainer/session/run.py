@@ -11,9 +11,8 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from services.common.errors import UserError
-from services.common.files import json_lines
 from services.common.processes import signals
-from services.common.run_paths import METRICS, near_run, runs_like
+from services.common.run_paths import last_step, near_run, runs_like
 from services.likelihood.exports.report import write_report
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config
@@ -67,16 +66,12 @@ def begins_anew(folder: Path) -> list[str]:
     command for the first start and for all that follow."""
     lines = [f"warning: {folder}: --resume: no earlier run is there, so this one begins anew"]
     if like := runs_like(folder):
-        steps = ", ".join(f"{run} (step {_last_step(run)})" for run in like)
+        steps = ", ".join(f"{run} (step {last_step(run)})" for run in like)
         lines += [
             f"runs with a name like it: {steps}",
             f"to go on with one: Ctrl-C, then the same command with run.name={like[0].name}",
         ]
     return lines
-
-
-def _last_step(run: Path) -> int:
-    return max((row["step"] for row in json_lines(run / METRICS) if "step" in row), default=0)
 
 
 def require_same_questions(resumed: Resumed, config: Config) -> None:

@@ -72,7 +72,7 @@ def frozen(run: RunFiles, run_dir: Path) -> dict[str, Any]:
         "sampled": [{"step": kept["step"], "trajectories": len(kept["trajectories"])} for kept in samples],
         "config": run.config,
         "summary": run.summary,
-        "ending": ending(run_dir, run.summary) if run_dir.is_dir() else None,
+        "ending": ending(run_dir, run.summary, latest.get("step", 0)) if run_dir.is_dir() else None,
     }
 
 

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from services.common.errors import UserError
-from services.common.files import json_lines
+from services.common.files import hints, json_lines
 from services.common.run_ends import state_of
 from services.common.run_paths import FILES, METRICS, is_run
 
@@ -56,26 +56,19 @@ def _listed(folder: Path) -> Listed:
     files = [folder / name for name in (*FILES, "summary.json")]
     written = {file.name: file.stat().st_mtime for file in files if file.is_file()}
     steps = json_lines(folder / METRICS) if METRICS in written else []
-    summary = _summary(folder)
+    step = steps[-1].get("step", len(steps)) if steps else 0
+    summary = hints(folder / "summary.json")
     after = next((summary[k] for k in AFTER if summary.get(k) is not None), None)
     return Listed(
         run=str(folder),
-        state=state_of(folder, summary),
-        step=steps[-1].get("step", len(steps)) if steps else 0,
+        state=state_of(folder, summary, step),
+        step=step,
         steps=_planned(folder),
         reward=_newest(steps, "reward/mean"),
         score=after if after is not None else _newest(steps, *SCORES),
         phase=steps[-1].get("phase") if steps else None,
         written=max(written.values()),
     )
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _planned(folder: Path) -> int | None:

@@ -23,6 +23,7 @@ from services.common.files import (
     write_json,
     written_aside,
 )
+from services.common.run_paths import last_step
 from services.common.users_files import make_folder
 from services.contracts import Action, Trajectory
 from trainer.config.schema import Config, dump_config
@@ -132,7 +133,7 @@ class RunFolder:
 
     def last_step(self) -> int:
         """The last step that was recorded whole, 0 without any."""
-        return max((m["step"] for m in json_lines(self.metrics_path) if "step" in m), default=0)
+        return last_step(self.path)
 
     def last_attempt(self) -> int:
         """The highest attempt that was begun in this folder: one that was killed before its first checkpoint
