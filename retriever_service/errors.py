@@ -56,6 +56,8 @@ class QueueFull(UnspiralError):
         self.retry_after_seconds = retry_after_seconds
 
 
-def deadline_passed(line: str) -> UnspiralError:
+class DeadlinePassed(UnspiralError):
     """A request was not answered within its deadline."""
-    return UnspiralError(line, status=504, explained=True)
+
+    status = 504
+    explained = True

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from retriever_service.errors import QueueFull, RequestRefused, deadline_passed
+from retriever_service.errors import DeadlinePassed, QueueFull, RequestRefused
 from retriever_service.http.metrics import Metrics
 from services.common.errors import UnspiralError
 
@@ -128,7 +128,7 @@ class Batcher(Generic[Q, R]):
                 self._jobs.remove(job)
             if isinstance(error, asyncio.CancelledError):
                 raise
-            raise deadline_passed(
+            raise DeadlinePassed(
                 f"no answer within {timeout_seconds:.3g} s; {self.queued} queries are queued"
             ) from None
         finally:

@@ -21,17 +21,17 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from retriever_service.errors import (
+    DeadlinePassed,
     Limit,
     QueueFull,
     RequestRefused,
     RetrieverUnavailable,
-    deadline_passed,
 )
 from retriever_service.http.forms.leniency import PARTIAL_HEADER, header_of
 from retriever_service.http.forms.schemas import Reply, field_path
 from retriever_service.http.metrics import Metrics
 from retriever_service.settings import ServerSettings
-from services.common.errors import UnspiralError, UserError
+from services.common.errors import UserError
 from services.common.http.bodies import Room, declared_size
 from services.common.http.faults import allowed_methods
 from services.common.http.gate import HEALTH, Gate
@@ -84,7 +84,7 @@ class JsonEndpoint:
                     asked = await _read(receive, length, self._settings.max_body_bytes, self._bodies)
                 held = len(asked)
             except TimeoutError:
-                raise deadline_passed(f"body: it did not come whole within {seconds:g} s") from None
+                raise DeadlinePassed(f"body: it did not come whole within {seconds:g} s") from None
             body, changed, missing = await self._answer(asked, max(0.0, until - time.monotonic()))
             self._ok.inc()
             more = [header_of(changed)] if changed else []
@@ -180,7 +180,7 @@ def error_answer(error: BaseException) -> tuple[int, bytes, list[tuple[bytes, by
         return 503, error_body(str(error)), [(b"retry-after", b"%d" % error.retry_after_seconds)]
     if isinstance(error, RetrieverUnavailable):
         return 503, error_body(str(error)), [(b"retry-after", b"1")]
-    if type(error) is UnspiralError and error.explained:  # `deadline_passed`
+    if isinstance(error, DeadlinePassed):
         return error.status, error_body(str(error)), []
     if type(error) is UserError:  # of the corpus: a line that no check at the start has read
         return 500, error_body(str(error)), []

@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
-from retriever_service.errors import RequestRefused, deadline_passed
+from retriever_service.errors import DeadlinePassed, RequestRefused
 from retriever_service.http.forms.leniency import clamped, cleaned
 from retriever_service.http.forms.schemas import (
     AccessRequest,
@@ -135,7 +135,7 @@ class Dialects:
                 since = 0
                 await asyncio.sleep(0)
             if time.monotonic() > until:
-                raise deadline_passed(f"no answer within {timeout_seconds:.3g} s; ask for fewer urls")
+                raise DeadlinePassed(f"no answer within {timeout_seconds:.3g} s; ask for fewer urls")
         return Reply(b'{"result":[%b]}' % b",".join(found), changed)
 
     def _check_count(self, texts: list[str], field: str) -> None:
