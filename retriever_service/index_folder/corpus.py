@@ -4,7 +4,7 @@ byte positions."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,11 @@ def corpus_files(path: str | Path) -> list[Path]:
     return data_files(Path(path), "a corpus")
 
 
+def is_one_file_of_lines(files: Sequence[Path]) -> bool:
+    """Whether a corpus is read line by line, from a byte position on, and counted by its lines."""
+    return len(files) == 1 and layout_of(files[0]).plain_lines
+
+
 def read_corpus(
     path: str | Path, *, skip_bad: bool = False, skipped: Skipped | None = None, line: int = 0, start: int = 0
 ) -> Iterator[Passage]:
@@ -65,7 +70,7 @@ def read_corpus(
     skipped = skipped if skipped is not None else Skipped()
     files = corpus_files(path)
     numbers = are_numbered(path)
-    if len(files) == 1 and layout_of(files[0]).plain_lines:
+    if is_one_file_of_lines(files):
         yield from _read_lines(files[0], skip_bad, skipped, line, start, numbers)
     else:
         yield from _read_records(Path(path), len(files) == 1, skip_bad, skipped, start, numbers)
@@ -133,7 +138,7 @@ def extent(path: Path) -> int:
     """About the `end` of the last passage, for progress: exact for plain JSON Lines and Parquet."""
     text, passages = estimate(path)
     files = corpus_files(path)
-    return text if len(files) == 1 and layout_of(files[0]).plain_lines else passages
+    return text if is_one_file_of_lines(files) else passages
 
 
 def estimate(path: Path) -> tuple[int, int]:

@@ -5,30 +5,35 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import MarkedYAMLError
 
 from services.common.errors import UserError
 from services.common.names import nearest
+from services.common.users_files import parse_yaml
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The sections of a YAML file. Raises UserError."""
-    yaml = YAML(typ="safe", pure=True)  # YAML 1.2: `off` is a word, 1e-4 a number
     try:
-        raw = yaml.load(path.read_text(encoding="utf-8"))
+        raw = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as e:
         why = e.strerror if isinstance(e, OSError) else e
         raise UserError(f"{path}: cannot be read ({why}){_near_file(path)}") from e
-    except MarkedYAMLError as e:
-        mark = e.problem_mark or e.context_mark
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(f"{path}{place}: not YAML: {e.problem or e.context}") from e
-    except (YAMLError, ValueError, RecursionError) as e:  # ValueError: a date or number that is none
-        raise UserError(f"{path}: not YAML: {' '.join(str(e).split())}") from e
+    except ValueError as e:
+        raise UserError(f"{path}{_place_and_problem(e)}") from e
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected sections (run, model, data, ...), got {type(raw).__name__}")
     return raw
+
+
+def _place_and_problem(error: ValueError) -> str:
+    """What follows the file's name, of an error of `parse_yaml`."""
+    marked = error.__cause__
+    if not isinstance(marked, MarkedYAMLError):
+        return f": not YAML: {' '.join(str(error).split())}"
+    mark = marked.problem_mark or marked.context_mark
+    place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    return f"{place}: not YAML: {marked.problem or marked.context}"
 
 
 def _near_file(path: Path) -> str:

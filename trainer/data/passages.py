@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from retriever_service.index_folder.corpus import are_numbered, corpus_files
+from retriever_service.index_folder.corpus import are_numbered, corpus_files, is_one_file_of_lines
 from retriever_service.index_folder.passages import row_of
 from retriever_service.index_folder.rows import hash_of
 from services.common.errors import UserError
-from services.common.records import layout_of, read_records
+from services.common.records import read_records
 from services.common.records.columns import QUESTION, plain_name
 from trainer.data.columns import ANSWERS, PROMPT, REWARD
 
@@ -67,8 +67,7 @@ def validate_corpus(path: Path, on_rows: Callable[[int], None] = lambda rows: No
     texts = array("Q")
     numbers = are_numbered(path)
     report.numbered = numbers
-    files = corpus_files(path)
-    lines = len(files) == 1 and layout_of(files[0]).plain_lines  # a build numbers these by their lines
+    lines = is_one_file_of_lines(corpus_files(path))  # a build numbers these by their lines
     for number, record in enumerate(read_records(path), 1):
         if number % 1000 == 0:
             on_rows(number)

@@ -11,7 +11,7 @@ from services.contracts import Question
 from trainer.config.held_out_scores import source_in
 from trainer.config.schema import Config
 from trainer.data.checks.overlap import repeated
-from trainer.loop.run.sources import MOST, label
+from trainer.loop.run.sources import label, largest
 
 
 def check_held_out(
@@ -33,8 +33,7 @@ def _check_source(by: str, held_out: Sequence[Question]) -> None:
     wanted = source_in(by)
     if wanted is None:
         return
-    counts = Counter(label(question.data_source) for question in held_out)
-    scored = [name for name, _ in sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:MOST]]
+    scored = largest(Counter(label(question.data_source) for question in held_out))
     if label(wanted) not in scored:
         raise UserError(
             f"trainer.best_by={by}: data.eval has no score of a source {wanted}; {accepted(wanted, scored)}"

@@ -21,6 +21,11 @@ def label(source: str) -> str:
     return _ODD.sub("_", source)[:60] or "_"
 
 
+def largest(sizes: Mapping[str, int]) -> list[str]:
+    """The sources that get metrics of their own, the largest first. sizes: questions or rows by source."""
+    return sorted(sizes, key=lambda name: (-sizes[name], name))[:MOST]
+
+
 def training(rows: Iterable[tuple[str, str, float]]) -> dict[str, float]:
     """`data/SOURCE/prompts` (groups) and `data/SOURCE/em` (mean exact match) of a batch. rows: source, group
     and exact match of each trajectory. Empty where all are of one source, since the batch's own metrics say
@@ -32,9 +37,8 @@ def training(rows: Iterable[tuple[str, str, float]]) -> dict[str, float]:
         scores[label(source)].append(em)
     if len(scores) < 2:
         return {}
-    largest = sorted(scores, key=lambda name: (-len(scores[name]), name))[:MOST]
     out: dict[str, float] = {}
-    for name in largest:
+    for name in largest({name: len(found) for name, found in scores.items()}):
         out[f"data/{name}/prompts"] = float(len(groups[name]))
         out[f"data/{name}/em"] = sum(scores[name]) / len(scores[name])
     return out
@@ -43,8 +47,10 @@ def training(rows: Iterable[tuple[str, str, float]]) -> dict[str, float]:
 def em_of(sources: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Exact match by source. sources: as `trainer.loop.rollouts.held_out.scores_of` gives them. Empty for
     one source alone."""
-    largest = sorted(sources, key=lambda name: (-sources[name]["n"], name))[:MOST]
-    return {label(name): sources[name]["em"] for name in largest} if len(sources) > 1 else {}
+    if len(sources) < 2:
+        return {}
+    sizes = {name: scores["n"] for name, scores in sources.items()}
+    return {label(name): sources[name]["em"] for name in largest(sizes)}
 
 
 def held_out(em_by_source: Mapping[str, float], mode: str) -> dict[str, float]:
