@@ -118,16 +118,14 @@ def configuration(args: argparse.Namespace, model: Path, url: str, name: str) ->
     }
 
 
-def trained(args: argparse.Namespace, model: Path, url: str, name: str) -> Path:
-    """The folder of a run against this retriever."""
+def trained(args: argparse.Namespace, model: Path, url: str, name: str) -> int:
+    """Exit status of a run against this retriever."""
     file = args.out / f"{name}.yaml"
     with file.open("w", encoding="utf-8") as out:
         YAML().dump(configuration(args, model, url, name), out)
     command = [sys.executable, "-m", "trainer", "train", "--config", str(file), *args.set]
-    subprocess.run(
-        command, cwd=ROOT, env={"OMP_NUM_THREADS": "1"} | os.environ, stdout=sys.stderr, check=True
-    )
-    return args.out / name
+    environment = {"OMP_NUM_THREADS": "1"} | os.environ
+    return subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, check=False).returncode
 
 
 def main() -> None:
@@ -155,8 +153,9 @@ def main() -> None:
     for number, index in enumerate(args.index):
         with server("--index", index, "--cache-size", 0, "--workers", args.workers) as (url, process):
             before = all_cpu_seconds(process)
-            run = trained(args, model, url, f"beside-{number}")
+            status = trained(args, model, url, f"beside-{number}")
             spent = all_cpu_seconds(process) - before
+        run = args.out / f"beside-{number}"
         total = 0
         for metrics in json_lines(run / "metrics.jsonl"):
             found = waits(read_spans(run, metrics["step"]))
@@ -165,6 +164,8 @@ def main() -> None:
             times = {f"{name}_seconds": metrics.get(f"time/{name}") for name in parts}
             line = {"index": str(index), "step": metrics["step"], **times, **found}
             print(json.dumps(line), flush=True)
+        if status:
+            raise SystemExit(f"unspiral train ended with status {status}")
         cpu = {"index": str(index), "searches": total, "retriever_cpu_ms_per_search": 1000 * spent / total}
         print(json.dumps(cpu), flush=True)
 
