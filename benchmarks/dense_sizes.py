@@ -180,12 +180,12 @@ def loaded(work: Path, count: int, nprobe: int, clients: int, seconds: float) ->
     with served(work, count, nprobe) as (url, process):
         load(url, requests, 2, 5)  # so that the pages that questions read are there
         done = load(url, requests, clients, seconds, warm_up=0)
-        memory = process.memory_full_info()
+        memory = process.memory_info()
     return {
         "nprobe": nprobe,
         "clients": clients,
         **{name: round(value, 2) for name, value in done.items()},
-        "own_mib": round(memory.uss / 2**20),
+        "own_mib": round((memory.rss - memory.shared) / 2**20),
         "with_mapped_mib": round(memory.rss / 2**20),
     }
 
