@@ -59,3 +59,14 @@ def test_the_page_has_the_measured_dense_index():
         ).replace("| 0.", "| .") in PAGE
     build = dense["build"]
     assert f"took {build['seconds']} s of the clock on the busy machine and {build['cpu_seconds']} s" in PAGE
+
+
+def test_the_page_has_the_measured_waits_of_training():
+    beside = json.loads((ROOT / "benchmarks/results/trainer_beside_21m.json").read_text())
+    for step in beside["steps"]:
+        shares = (f"{100 * step[name]:.1f} %" for name in ("of_trajectory", "some_wait", "all_wait"))
+        assert (
+            f"| {step['step']} | {step['step_seconds']:.1f} s | {step['rollout_seconds']:.1f} s | "
+            f"{step['searches']} | {step['search_p50_ms']:.0f} ms | {step['search_p99_ms']:.0f} ms | "
+            f"{' | '.join(shares)} |"
+        ) in PAGE
