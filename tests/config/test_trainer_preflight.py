@@ -130,7 +130,7 @@ def test_a_cluster_that_stays_too_small_is_one_line_and_a_local_one_is_not_waite
     monkeypatch, address, seconds
 ):
     said = rf"ask for CPU 3; the cluster has CPU 2, also after {seconds} s"
-    with pytest.raises(startup.placement.UnschedulableError, match=said):
+    with pytest.raises(EnvironmentLacks, match=said):
         rooms(monkeypatch, 2, address=address)
 
 
@@ -153,7 +153,7 @@ def test_a_local_ray_without_room_is_told_before_anything_is_indexed_or_started(
         async with startup.start_system(config, "m", None, lambda text: None, identity={}):
             raise AssertionError("it started")
 
-    with pytest.raises(startup.placement.UnschedulableError, match="ask for CPU 3; the cluster has CPU 2"):
+    with pytest.raises(EnvironmentLacks, match="ask for CPU 3; the cluster has CPU 2"):
         asyncio.run(run())
 
 
