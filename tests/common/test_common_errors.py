@@ -13,7 +13,7 @@ from services.common.errors import EnvironmentLacks, UnspiralError, UserError, e
 from services.common.http.faults import install_faults
 from services.common.loading.lazy import LazyModule
 from services.common.processes.signals import Stopped
-from services.control.records import NoRun
+from services.control.records import no_run
 from services.rollout.errors import WorkerLostError
 from services.weight_sync import WeightSyncError
 from trainer.commands.cli import line_of
@@ -30,7 +30,7 @@ def test_a_fault_of_ours_keeps_its_traceback(kind):
     [
         (UserError("x"), 2),
         (EnvironmentLacks("x"), 3),
-        (NoRun("x"), 3),
+        (no_run("x"), 3),
         (WeightSyncError("x"), 1),
         (LearnerError("x"), 1),
         (no_room("x"), 3),
