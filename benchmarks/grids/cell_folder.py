@@ -13,7 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from services.common.files import write_json
-from services.common.run_paths import last_step
+from services.common.runs.paths import last_step
 
 MOST_FAILURES = 2
 """Times that a short cell may fail; then it is left out, and named."""

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import move, put_folder, readable_as_usual, sync
-from services.common.run_paths import LATEST, METRICS, is_run, near_run, newest_run, run_folder
+from services.common.runs.paths import LATEST, METRICS, is_run, near_run, newest_run, run_folder
 from trainer.learner.model.lora import merge
 from trainer.learner.model.model_identity import weights_digest
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from services.common.errors import UserError
 from services.common.processes import signals
-from services.common.run_paths import last_step, near_run, runs_like
+from services.common.runs.paths import last_step, near_run, runs_like
 from services.likelihood.exports.report import write_report
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config

@@ -14,7 +14,7 @@ import orjson
 from pydantic import ValidationError
 
 from services.common.errors import UserError
-from services.common.run_paths import METRICS, is_run, run_folder
+from services.common.runs.paths import METRICS, is_run, run_folder
 from services.common.users_files import load_json, load_object, load_yaml, reading
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.monitor.detectors.table import READS
