@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx
 import orjson
-from pydantic import ValidationError
 
 from retriever_service.errors import RequestRefused, RetrieverUnavailable
 from retriever_service.refusals import detail_of, reason_of
 from retriever_service.shards import wire
 from services.common.errors import UserError
+from services.common.validation import fitting
 
 _REFUSALS = (400, 413, 422)
 """Statuses by which a shard refuses what a client of the server before it has asked."""
@@ -63,13 +63,9 @@ class Shard:
     async def look(self, until: float) -> wire.About:
         """What its index is now. Raises Unavailable."""
         answer = await self._first("GET", wire.ABOUT, None, until)
-        try:
+        what = f"its answer to {wire.ABOUT} is none of this package's; expected `unspiral serve retriever`"
+        with fitting(lambda mistakes: Unavailable(self, what)):
             return wire.About.model_validate_json(answer)
-        except ValidationError:
-            what = (
-                f"its answer to {wire.ABOUT} is none of this package's; expected `unspiral serve retriever`"
-            )
-            raise Unavailable(self, what) from None
 
     async def ask(self, path: str, content: Content, asked: dict[str, Any], until: float) -> dict[str, Any]:
         """The answer to a POST by the index of this content. Raises Unavailable, and RequestRefused

@@ -20,12 +20,12 @@ from typing import Any, Literal, TypedDict, TypeVar, cast
 from urllib.parse import quote
 
 import httpx
-from pydantic import ValidationError
 
 from services.common.answers import object_of
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.peers import asking
 from services.common.peers.asking import LOOK_SECONDS
+from services.common.validation import fitting
 from services.control.records import Answer, Done, RunStatus, no_run
 
 A = TypeVar("A", bound=Answer)
@@ -201,9 +201,6 @@ def read_answer(answer: httpx.Response, kind: type[A], url: str) -> A:
     EnvironmentLacks for what no control plane would answer."""
     if not answer.is_success:
         raise asking.refusal(answer)
-    try:
+    strange = f"{url}: what answers there is no control plane of a run, or one of a version too far from this"
+    with fitting(lambda mistakes: EnvironmentLacks(strange)):
         return kind.model_validate_json(answer.content)
-    except ValidationError as e:
-        raise EnvironmentLacks(
-            f"{url}: what answers there is no control plane of a run, or one of a version too far from this"
-        ) from e

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import orjson
-from pydantic import ValidationError
 
 from services.common.errors import UserError
 from services.common.runs.paths import METRICS, is_run, run_folder
 from services.common.users_files import load_json, load_object, load_yaml, reading
+from services.common.validation import fitting
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.monitor.detectors.table import READS
 from services.likelihood.monitor.phases import PhaseMonitor
@@ -153,10 +153,8 @@ def read_rules(path: Path | None) -> MonitorRules:
 
 
 def _rules(given: dict[str, Any], where: str) -> MonitorRules:
-    try:
+    with fitting(lambda error: UserError(f"{where}: {one_line(error, MonitorRules.model_fields)}")):
         return MonitorRules.model_validate(given)
-    except ValidationError as e:
-        raise UserError(f"{where}: {one_line(e, MonitorRules.model_fields)}") from e
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
