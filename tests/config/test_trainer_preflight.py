@@ -18,6 +18,7 @@ from services.contracts import Question
 from services.settings import RolloutSettings
 from trainer.commands.cli import main
 from trainer.config.schema import parse_config
+from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its files (lab:train_corpus:0)
 from trainer.session import startup
 from trainer.session.preflight import check_prompts, check_retrievers
 from trainer.session.stopping import StopSignals
