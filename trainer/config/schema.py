@@ -35,7 +35,7 @@ from trainer.config.aliases import meant_by
 from trainer.config.expected import expected
 from trainer.config.held_out_scores import BestBy
 from trainer.config.learner import LearnerSettings
-from trainer.config.yaml_file import read_yaml
+from trainer.config.yaml_file import read_sections
 from trainer.rewards import ACCEPTED, is_kind
 
 
@@ -313,7 +313,7 @@ class Config(Settings):
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Read YAML, apply `a.b=c` overrides (values are YAML), validate. Raises UserError."""
-    raw = read_yaml(Path(path))
+    raw = read_sections(Path(path))
     override(raw, overrides)
     return parse_config(raw)
 

@@ -140,7 +140,7 @@ def read_run(path: Path) -> RunFiles:
     if (folder / "summary.json").exists():
         run.summary = load_object(folder / "summary.json")
     if (folder / "config.yaml").exists():
-        run.config = _plain(read_yaml(folder / "config.yaml"))
+        run.config = _plain(read_mapping(folder / "config.yaml"))
     return run
 
 
@@ -149,7 +149,7 @@ def read_rules(path: Path | None) -> MonitorRules:
     key."""
     if path is None:
         return MonitorRules()
-    return _rules(read_yaml(path), str(path))
+    return _rules(read_mapping(path), str(path))
 
 
 def _rules(given: dict[str, Any], where: str) -> MonitorRules:
@@ -157,7 +157,7 @@ def _rules(given: dict[str, Any], where: str) -> MonitorRules:
         return MonitorRules.model_validate(given)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path) -> dict[str, Any]:
     """A YAML mapping. Raises UserError."""
     loaded = load_yaml(path)
     if not isinstance(loaded, dict):
