@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import orjson
 
+from retriever_service.addresses import check_address
 from retriever_service.errors import RequestRefused, RetrieverUnavailable
 from retriever_service.refusals import detail_of, reason_of
 from retriever_service.shards import wire
@@ -97,11 +98,9 @@ class Shard:
                     answer = await self._http.request(
                         method, address + path, content=body, headers={"x-timeout-seconds": f"{seconds:.3f}"}
                     )
-            except TimeoutError:
-                reasons.append(f"no whole answer within {seconds:.3g} s")
-                continue
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                reasons.append(reason_of(error))
+            except (TimeoutError, httpx.HTTPError) as error:
+                late = isinstance(error, TimeoutError)
+                reasons.append(f"no whole answer within {seconds:.3g} s" if late else reason_of(error))
                 continue
             if answer.status_code == 200:
                 self._at = at
@@ -129,12 +128,7 @@ def parse(given: str) -> list[list[str]]:
     shards = [[address.strip().rstrip("/") for address in one.split("|")] for one in given.split(",")]
     seen: set[str] = set()
     for address in (address for one in shards for address in one):
-        try:
-            url = httpx.URL(address)
-        except httpx.InvalidURL as error:
-            raise UserError(f"--shards {address!r}: no address ({error}); {_ACCEPTED}") from None
-        if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
-            raise UserError(f"--shards {address!r}: {_ACCEPTED}")
+        check_address("--shards", address, _ACCEPTED)
         if address in seen:
             raise UserError(f"--shards {address}: given twice; each address once")
         seen.add(address)
