@@ -209,6 +209,7 @@ class Group:
             self.wait(lambda: store.check(keys), lambda: f"{', '.join(self._absent(keys))} did not come")
             facts = [json.loads(store.get(key)) for key in keys]
             check_facts(self.names, facts)
+            # After the facts, which name the reason on all ranks alike.
             if store.check(["broken"]):  # by one that came, said what it is, and left
                 raise GroupBrokenError(store.get("broken").decode())
             with _broken_by(f"{self.names[self.rank]} could not connect to the group"):
@@ -273,6 +274,7 @@ class Group:
         try:
             yield
         except BaseException as e:
+            # Errors of the sync say whose they are.
             of_all = isinstance(e, WeightSyncError)
             self.leave(str(e) if of_all else f"{self.names[self.rank]}: {type(e).__name__}: {e}")
             raise
