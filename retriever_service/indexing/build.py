@@ -240,6 +240,7 @@ def make_index(
         _require_replaceable(out)
     work = work_folder(out)
     with locked(work):
+        # One that is sealed is whole already: the kill came before it had its name.
         if not sealed(work, key):
             if put_back(out) and not plan.overwrite:
                 _require_same(out, key)
@@ -295,6 +296,7 @@ def require_free(work: Path, needed: int, what: str) -> None:
     """Raise EnvironmentLacks where the disk of this folder has fewer bytes free. What an interrupted build
     left there counts as free, since it is used or removed."""
     needed += 16 << 20
+    # By inode: files may be links to one another, and take their place once.
     there = sum(
         {s.st_ino: s.st_blocks * 512 for s in (p.stat() for p in work.rglob("*") if p.is_file())}.values()
     )

@@ -94,6 +94,7 @@ def merge_index(index: str | Path, *, progress: Progress | None = None) -> Index
         key: Key = {
             "format": info.format,
             "backend": info.backend,
+            # It changes with each addition and deletion: what was merged before one is not gone on with.
             "corpus_sha256": info.corpus_sha256,
             "settings": info.settings,
             "by": "merge",
@@ -142,6 +143,7 @@ class _Merge:
         )  # fmt: skip
         total = documents.count
         state = scanner.run(lambda s: self._tell("copy", s.position / total, f"{s.passages:,} passages"))
+        # The mark comes last: after a kill the runs are either whole or written anew.
         if not (work / RUNS_DONE).exists():
             write_runs([open_packed(folder) for folder in self._folders], kept, work)
             write_atomically(work / RUNS_DONE, "", durable=True)
