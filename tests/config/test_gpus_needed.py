@@ -5,6 +5,7 @@ from command_line import run  # noqa: F401
 
 from trainer.config.gpus_needed import lack_of_gpus
 from trainer.config.schema import parse_config
+from trainer.session.gpus import check_gpus_here, gpus_here
 
 NEEDED = {"model": {"path": "m"}, "data": {"train": "t"}, "retriever": {"url": "http://none"}}
 SHARED = {"share_gpus": True, "workers": 1, "max_staleness": 0}
@@ -61,3 +62,11 @@ def test_train_on_a_machine_without_a_gpu_ends_before_anything_starts(run, tmp_p
         "unspiral init --gpus 0 writes a configuration for a CPU\n"
     )
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_machine_without_pytorch_is_not_said_to_have_no_gpu(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("trainer.session.gpus.installed", lambda package: None)
+    config = parse_config({**NEEDED, "weight_sync": {"backend": "nccl"}})
+    assert lack_of_gpus(config, gpus_here()) is not None
+    check_gpus_here(config)

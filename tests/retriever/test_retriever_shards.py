@@ -175,7 +175,12 @@ def test_a_shard_takes_no_more_than_its_limits_and_says_so_through_the_front(ind
 
 @pytest.mark.parametrize(
     ("given", "wrong"),
-    [("ftp://a", "'ftp://a'"), ("http://a,,http://b", "''"), ("http://a|http://a", "http://a: given twice")],
+    [
+        ("ftp://a", "'ftp://a'"),
+        ("http://a,,http://b", "''"),
+        ("http://a|http://a", "http://a: given twice"),
+        ("http://a,http://b:70000", "--shards 'http://b:70000': port 70000; .*PORT from 1 to 65535"),
+    ],
 )
 def test_addresses_that_are_none_are_one_line(given, wrong):
     with pytest.raises(UserError, match=wrong):

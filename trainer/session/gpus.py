@@ -22,5 +22,8 @@ def gpus_here() -> int:
 def check_gpus_here(config: Config) -> None:
     """Raises EnvironmentLacks where a Ray that starts here would have too few. A cluster that is joined
     answers for itself."""
-    if not os.environ.get("RAY_ADDRESS") and (lack := lack_of_gpus(config, gpus_here())):
+    # Without PyTorch no GPU can be seen: the import of the trainer says what is missing.
+    if os.environ.get("RAY_ADDRESS") or installed("torch") is None:
+        return
+    if lack := lack_of_gpus(config, gpus_here()):
         raise EnvironmentLacks("; ".join(lack))
