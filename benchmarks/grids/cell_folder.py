@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from services.common.files import write_json
+from services.common.files import hints, write_json
 from services.common.runs.paths import last_step
 
 MOST_FAILURES = 2
@@ -51,10 +49,7 @@ class CellFolder(ABC):
 
     def summary(self) -> dict[str, Any]:
         """`summary.json`; empty where the run has not ended once."""
-        with suppress(OSError, ValueError):
-            found: dict[str, Any] = json.loads((self.run / "summary.json").read_text(encoding="utf-8"))
-            return found
-        return {}
+        return hints(self.run / "summary.json")
 
     @property
     def ended(self) -> bool:
@@ -74,9 +69,7 @@ class CellFolder(ABC):
         return f"at {self.step()}" if self.run.exists() else "-"
 
     def failures(self) -> int:
-        with suppress(OSError, ValueError):
-            return int(json.loads(self._failures.read_text(encoding="utf-8"))["failures"])
-        return 0
+        return int(hints(self._failures).get("failures", 0))
 
     def failed(self, status: int) -> int:
         """Count a failure. Returns how many there were."""

@@ -248,7 +248,12 @@ def parsed(model: type[R], body: bytes) -> R:
     except ValueError as e:
         raise UserError(f"body: not JSON ({e})") from e
     _check_shape(raw)
-    with fitting(lambda e: UserError(one_line(e, _keys_at(model, _first_of(e)["loc"][:-1])))):
+
+    def refused(mistakes: ValidationError) -> UserError:
+        place = _first_of(mistakes)["loc"][:-1]
+        return UserError(one_line(mistakes, _keys_at(model, place)))
+
+    with fitting(refused):
         return model.model_validate(raw)
 
 

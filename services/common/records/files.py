@@ -219,7 +219,8 @@ def _is_object(line: str) -> bool:
 
 
 def json_value(text: str | bytes, *, strict: bool = True) -> object:
-    """The JSON value of a text; NO_JSON for what is none. strict: without line breaks inside of strings."""
+    """The JSON value of a text; NO_JSON for what is none. strict: control characters inside strings
+    are refused, as JSON has it."""
     try:
         return json.loads(text, strict=strict)
     except (ValueError, RecursionError):

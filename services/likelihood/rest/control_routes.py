@@ -127,8 +127,8 @@ def add_control_routes(app: FastAPI, store: LikelihoodStore, token: str | None) 
     async def scale(run: Run, request: Request) -> Passed:
         """Have another number of rollout workers; the control plane says which are accepted."""
         body = await read_body(request, MAX_BODY_BYTES)
-        accepted = UserError('expected {"n": N} with N a whole number from 1 to 10000, or "all"')
-        with fitting(lambda mistakes: accepted):
+        expected = 'expected {"n": N} with N a whole number from 1 to 10000, or "all"'
+        with fitting(lambda mistakes: UserError(expected)):
             wanted = Workers.model_validate_json(body)
         return await passed(run, "/v1/workers/scale", wanted.model_dump())
 
