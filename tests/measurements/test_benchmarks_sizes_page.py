@@ -50,6 +50,27 @@ def test_the_page_has_the_measured_start_and_memory():
     ) in PAGE
 
 
+def test_the_page_has_the_measured_load_at_random_times():
+    some, many, free = RESULT["random_times"]["load"]
+    assert f"never pause got {free['rate']:.0f} questions/s)" in PAGE
+    assert (
+        f"{some['offered']:.0f} questions/s had a median of {some['p50_ms']:.0f} ms and a p99 of "
+        f"{some['p99_ms']:.0f} ms. Of {many['offered']:.0f} offered per second, {many['rate']:.0f} were "
+        f"answered, with a median of {many['p50_ms']:.0f} ms and a p99 of {many['p99_ms']:,.0f} ms."
+    ) in PAGE
+
+
+def test_the_retrievers_own_page_says_the_same_of_it():
+    page = (ROOT / "docs/retriever.md").read_text(encoding="utf-8")
+    most = RESULT["load"][-1]
+    assert (
+        f"two cores answered {most['rate']:.0f} questions per second from {most['clients']} clients, with "
+        f"{RESULT['memory']['with_mapped_mib']:,} MiB resident; one worker was ready "
+        f"{RESULT['start'][0]['ready_seconds']:.0f} s after a cold start"
+    ) in page
+    assert f"{most['clients']} clients got {most['rate']:.0f} a second of 21 million" in page
+
+
 def test_the_page_has_the_measured_dense_index():
     dense = json.loads((ROOT / "benchmarks/results/dense_1m.json").read_text())
     for found, load in zip(dense["recall"], dense["load"], strict=True):
