@@ -45,6 +45,17 @@ def test_the_plan_shows_what_the_code_runs():
     assert len(BENCH) >= 11 and len(CURES) == 7 and len(DOSE_CURVE) == 6
 
 
+def test_the_plan_of_doses_names_what_its_groups_run(tmp_path):
+    page = (ROOT / "benchmarks" / "collapse_bench" / "PLAN_DOSE.md").read_text(encoding="utf-8")
+    causes, cures = plan.chosen_causes(["curve"]), plan.chosen_cures(["curve"])
+    for names in (causes, cures, plan.FIRST_SEEDS):
+        *most, last = (f"`{name}`" if isinstance(name, str) else str(name) for name in names)
+        assert f"{', '.join(most)} and {last}" in page
+    found = cells(tmp_path, causes, cures, list(plan.FIRST_SEEDS))
+    assert f"{len(found)} cells" in page and {cell.seed for cell in found[:12]} == {2000}
+    assert set(DOSE_CURVE) - set(causes) == {"none", "mismatch"}
+
+
 def test_every_cell_is_a_configuration_that_the_product_takes(tmp_path):
     for cause in CAUSES:
         for cure in CURES:
@@ -146,8 +157,8 @@ def test_the_grid_skips_what_has_ended_tries_again_what_failed_and_collects_the_
 
 def test_names_and_seeds_outside_the_plan_are_refused_in_one_line(tmp_path, capsys):
     for arguments, says in (
-        (["--causes", "hihg_rate"], "--causes hihg_rate: no such name; accepted: all, dose, second, none"),
-        (["--cures", "x"], "--cures x: no such name"),
+        (["--causes", "hihg_rate"], "no such name; accepted: all, dose, second, curve, none"),
+        (["--cures", "x"], "--cures x: no such name; accepted: all, curve, grpo"),
         (["--seeds", "5"], "--seeds 5: not in the plan; accepted: 2000 to 2009"),
     ):
         assert main(["grid", "--folder", str(tmp_path), *arguments]) == 2
