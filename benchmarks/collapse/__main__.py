@@ -11,7 +11,7 @@ from rich.console import Console
 from benchmarks.cell_grid import add_commands, command, numbers, positive, tell_collected
 from benchmarks.collapse.arms import RUNNABLE, SEEDS, STEPS, chosen, contrasts
 from benchmarks.collapse.cells import Cell, cells
-from benchmarks.collapse.collected import RESULTS, collect, read_all
+from benchmarks.collapse.collected import RESULTS, collect, read_all, repeats_of
 from benchmarks.collapse.grid import missing_arms, run_grid, status_table, warm
 from benchmarks.collapse.page import write_page
 from benchmarks.collapse.power import paragraph
@@ -56,6 +56,13 @@ def collect_all(found: list[Cell], out: Path, replace: bool, console: Console) -
     """Exit status 1 where a cell repeats a committed one with other bits."""
     words = {cell.name: collect(cell, out, replace=replace) for cell in found}
     status = tell_collected(words, console)
+    if status:
+        console.print(
+            "cells with other bits stay as they are; "
+            f"--out {repeats_of(out)} puts these beside them, and the page compares the two",
+            markup=False,
+            soft_wrap=True,
+        )
     console.print(f"{sum(word != 'not ended' for word in words.values())} of {len(words)} cells are there")
     return status
 
@@ -64,7 +71,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.command == "tables":
         results = read_all(arguments.results)
         if arguments.page:
-            write_page(results, arguments.page)
+            write_page(results, arguments.page, read_all(repeats_of(arguments.results)))
         else:
             print(everything(results))
         return 0

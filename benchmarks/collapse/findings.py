@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.collapse.arms import ARMS, SEEDS, STEPS
-from benchmarks.collapse.collected import Result
+from benchmarks.collapse.collected import Result, Results
 from benchmarks.collapse.outcomes import PRIMARY, REWARD_WIDTH
-from benchmarks.collapse.tables import Contrast, Results, complete, paired
+from benchmarks.collapse.sameness import faults, mixed
+from benchmarks.collapse.tables import Contrast, complete, p_text, paired, tested
 
 PROBE_DROP = 0.15
 """Nats per token below its best from which the fixed probe has fallen; the monitor's threshold."""
@@ -112,7 +113,7 @@ def paper_table(results: Results) -> str:
 _CLAIMS: tuple[tuple[str, str, Callable[[Signs], bool]], ...] = (
     (
         "plain GRPO collapses within 300 steps",
-        f"reward stays under half of its best within {STEPS} steps",
+        f"reward stays under half of its best within {STEPS} steps, half as many",
         lambda s: s.collapsed,
     ),
     (
@@ -152,6 +153,8 @@ def _counted(says: str, what: str, hits: Sequence[bool]) -> str:
 def _ordered(results: Results, says: str, arms: Sequence[str]) -> str:
     if missing := lacking(results, arms):
         return f"| {says} | not run yet: {', '.join(missing)} | - |"
+    if odd := faults(results, arms):
+        return f"| {says} | {'; '.join(odd)} | - |"
     steps = [paired(results, a, b, PRIMARY) for a, b in itertools.pairwise(arms)]
     said = "; ".join(f"{c.arm} - {c.control}: {_span(c)}" for c in steps)
     if all(c.low > 0 for c in steps):
@@ -240,9 +243,12 @@ def _answer(
 ) -> str:
     if missing := lacking(results, (arm, control)):
         return f"Not known yet: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not complete."
-    c = paired(results, arm, control, outcome)
+    if odd := faults(results, (arm, control)):
+        return f"Not known yet: {'; '.join(odd)}."
+    c = next(c for c in tested(results, outcome) if (c.arm, c.control) == (arm, control))
     sentence = {_RAISED: raised, _LOWERED: lowered, _OPEN: open_}[_way(c)]
-    return f"{sentence} (`{arm}` minus `{control}`: {_span(c)}, {c.pairs} pairs)."
+    numbers = f"`{arm}` minus `{control}`: {_span(c)}, {c.pairs} pairs, p {p_text(c.adjusted)} by Holm"
+    return f"{sentence} ({numbers}).{mixed(results, (arm, control))}"
 
 
 def arms_there(results: Results) -> str:

@@ -109,7 +109,7 @@ def where_llds_loses(scores: Scores) -> str:
         ]
         by_word = {word: [c for c, e in known.items() if e.word == word] for word in ("helps", "harms", "")}
         lines.append(
-            f"- `{cure}`: of {len(known)} causes it helps under {_names(by_word['helps'])}, harms under "
+            f"- `{cure}`: of {len(known)} causes it helps under {_names(by_word['helps'])} and harms under "
             f"{_names(by_word['harms'])}; under the other {len(by_word[''])} nothing was shown. "
             f"Its mean is below plain GRPO's under "
             f"{_names([c for c, e in known.items() if e.mean < 0])}. Another cure "
@@ -144,7 +144,7 @@ def _share(hits: Sequence[bool]) -> str:
 
 
 def _names(causes: Sequence[str]) -> str:
-    return ", ".join(f"`{cause}`" for cause in causes) or "none"
+    return ", ".join(f"`{cause}`" for cause in causes) or "no cause"
 
 
 def block(results: Sequence[Result], runs: Sequence[roc.Run] | None = None) -> str:

@@ -205,7 +205,7 @@ def test_the_page_pairs_by_seed_and_says_where_llds_loses():
     assert "| 3 | 0.41 | **+0.30 (+0.30 to +0.30)** | **-0.10 (-0.10 to -0.10)** |" in row
     assert "**+0.20 (+0.20 to +0.20)**" in row and "`none+kl`" in text.split("Missing: ")[1].split("\n")[0]
     a, r = where_llds_loses(scores_of(made)).splitlines()
-    assert "helps under none, harms under `mismatch`" in a and "better mean under `mismatch`." in a
+    assert "helps under no cause and harms under `mismatch`" in a and "better mean under `mismatch`." in a
     assert r == "- `llds_r`: not run yet."
     assert "of 3 (" in text.split("An alarm came in ")[1] and "of 9 (" in text
     drawn = heat_map(made)
