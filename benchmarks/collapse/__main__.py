@@ -37,6 +37,12 @@ def parser() -> argparse.ArgumentParser:
             "--seeds", type=seeds, default=list(SEEDS), help="FIRST:END (END not included), or a list"
         )
         one.add_argument("--steps", type=positive, default=STEPS, help="training steps of a cell")
+        if name == "collect":
+            one.add_argument(
+                "--processor",
+                default="",
+                help="of the machine that ran the cells, where the grid has not noted it",
+            )
         if name == "grid":
             one.add_argument("--parallel", type=positive, default=2, help="cells at the same time")
     tables = commands.add_parser("tables", help="print tables and verdict from the compressed metrics")
@@ -52,9 +58,11 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def collect_all(found: list[Cell], out: Path, replace: bool, console: Console) -> int:
+def collect_all(found: list[Cell], arguments: argparse.Namespace, console: Console) -> int:
     """Exit status 1 where a cell repeats a committed one with other bits."""
-    words = {cell.name: collect(cell, out, replace=replace) for cell in found}
+    out = arguments.out
+    options = {"replace": arguments.replace, "processor": arguments.processor}
+    words = {cell.name: collect(cell, out, **options) for cell in found}
     status = tell_collected(words, console)
     if status:
         console.print(
@@ -90,7 +98,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.command == "status":
         console.print(status_table(found), width=max(console.width, 160), soft_wrap=False, crop=False)
         return 0
-    return collect_all(found, arguments.out, arguments.replace, console)
+    return collect_all(found, arguments, console)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -72,9 +72,11 @@ def fingerprint(rows: list[dict[str, Any]], scores: dict[tuple[str, int], dict[s
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def collect(cell: Cell, out: Path, *, replace: bool = False) -> str:
+def collect(cell: Cell, out: Path, *, replace: bool = False, processor: str = "") -> str:
     """Write the committed form of a cell that ended or died. Returns what was done, in a word or two:
-    `written`, `same bits`, `other bits` (kept as it was, unless `replace`), or `not ended`."""
+    `written`, `same bits`, `other bits` (kept as it was, unless `replace`), or `not ended`.
+
+    processor: that of the machine that ran the cell, where the grid has not noted it."""
     if not (cell.ended or cell.died):
         return "not ended"
     rows = json_lines(cell.run / "metrics.jsonl")
@@ -91,7 +93,7 @@ def collect(cell: Cell, out: Path, *, replace: bool = False) -> str:
         "seconds": cell.summary().get("seconds"),
         "fingerprint": fingerprint(rows, scores),
         "warm_start": warm_start,
-        "versions": machine_of(cell),
+        "versions": machine_of(cell, processor),
     }
     file = out / cell.arm / f"{cell.seed}.jsonl.gz"
     if file.exists() and not replace:
@@ -107,13 +109,13 @@ def collect(cell: Cell, out: Path, *, replace: bool = False) -> str:
     return "written"
 
 
-def machine_of(cell: Cell) -> dict[str, str]:
-    """What the grid noted of the machine that ran the cell. Without a note: this machine's versions, and no
-    processor."""
+def machine_of(cell: Cell, processor: str = "") -> dict[str, str]:
+    """What the grid noted of the machine that ran the cell. Without a note: this machine's versions, and the
+    processor that is given, if any."""
     with suppress(OSError, ValueError):
         noted: dict[str, str] = json.loads(machine_file(cell).read_text(encoding="utf-8"))
         return noted
-    return versions(PACKAGES)
+    return versions(PACKAGES) | ({"processor": processor} if processor else {})
 
 
 def read(file: Path) -> Result:

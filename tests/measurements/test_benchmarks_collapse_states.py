@@ -106,6 +106,24 @@ def test_a_seed_whose_metric_is_missing_leaves_a_pair_out_and_the_page_counts_it
     assert line.count(", 9 pairs") == 1 and "nan" not in text
 
 
+def test_the_processor_of_cells_without_a_note_can_be_given(tmp_path):
+    for seed, machine in ((100, ""), (101, HERE)):
+        made_up(tmp_path, "grpo", seed, 0.2, machine=machine)
+    arguments = [
+        "--folder",
+        str(tmp_path),
+        "--arms",
+        "grpo",
+        "--seeds",
+        "100,101",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main(["collect", *arguments, "--processor", HOST]) == 0
+    found = read_all(tmp_path / "out")["grpo"]
+    assert [found[seed].header["versions"]["processor"] for seed in (100, 101)] == [HOST, HERE]
+
+
 def host_copy(tmp_path, arm, seed, em, **others):
     return made_up(tmp_path / "host", arm, seed, em, machine=HOST, **others)
 
