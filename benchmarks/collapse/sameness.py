@@ -87,8 +87,8 @@ def repeats_table(results: Results, repeats: Results) -> str:
     if not any(repeats.values()):
         return "No cell was run a second time yet."
     lines = [
-        "| cell | same bits | first step with another reward | EM sampled, steps 60 to 150: here | again | "
-        "difference | machine of the second run |",
+        "| cell | same bits | first step with another reward | EM sampled, steps 60 to 150: here | in the "
+        "other run | difference | machine of the other run |",
         "| --- " * 7 + "|",
     ]
     for arm in (arm for arm in ARMS if arm in repeats):

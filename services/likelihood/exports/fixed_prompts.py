@@ -24,6 +24,8 @@ WIDTH, HEIGHT = 960, 230
 LEFT, RIGHT, TOP, BOTTOM = 64, 8, 26, 24
 COLOURS = {True: "#1f9d6b", False: "#d1434f"}
 BAR = 20
+NUMBERS = 330
+"""Width of the words to the right of a bar of 1."""
 KINDS = {"right_wrong": "right with wrong", "right_right": "two right", "wrong_wrong": "two wrong"}
 """Kinds of pairs, and their names."""
 Points = list[tuple[int, float, bool]]
@@ -118,11 +120,12 @@ def said_of_similarity(alike: Mapping[str, Any] | None) -> str:
 
 
 def _similarity(alike: Mapping[str, Any] | None) -> str:
-    """Bars from 0 to 1 (to the left of 0 below it), one per kind of pair."""
+    """A bar per kind of pair, to the left of 0 where its cosine lies below."""
     if not alike or not said_of_similarity(alike):
         return ""
     shown = [(name, alike[kind]) for kind, name in KINDS.items() if alike[kind]["cosine"] is not None]
-    zero, unit = WIDTH / 2, WIDTH / 2 - 220
+    zero = WIDTH / 2 if any(one["cosine"] < 0 for _, one in shown) else LEFT + 126
+    unit = WIDTH - RIGHT - NUMBERS - zero
     height = BAR * (len(shown) + 2)
     parts = [
         f'\n<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {WIDTH} {height}" '
