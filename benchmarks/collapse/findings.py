@@ -72,8 +72,8 @@ def _below_best(series: Sequence[tuple[int, float]]) -> int | None:
     return None
 
 
-def _means(series: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Of 8 values, by the step of the last."""
+def means_of_8(series: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Mean of 8 values, by the step of the last."""
     return [
         (series[i][0], statistics.fmean(value for _, value in series[i - REWARD_WIDTH + 1 : i + 1]))
         for i in range(REWARD_WIDTH - 1, len(series))
@@ -82,7 +82,7 @@ def _means(series: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 def _reward_fell(series: Sequence[tuple[int, float]]) -> int | None:
     best, low = 0.0, 0
-    for step, mean in _means(series):
+    for step, mean in means_of_8(series):
         best = max(best, mean)
         low = low + 1 if mean < FELL_SHARE * best else 0
         if low == FELL_STEPS:
@@ -92,7 +92,7 @@ def _reward_fell(series: Sequence[tuple[int, float]]) -> int | None:
 
 def _spike(series: Sequence[tuple[int, float]]) -> int | None:
     lowest = float("inf")
-    for step, mean in _means(series):
+    for step, mean in means_of_8(series):
         lowest = min(lowest, mean)
         if mean > SPIKE * lowest:
             return step

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import statistics
 import sys
 from types import SimpleNamespace
 
@@ -324,6 +325,9 @@ def test_the_page_holds_what_is_committed(tmp_path):
     runs = judged(committed)
     made = block(committed, runs)
     assert page.read_text(encoding="utf-8").partition(FIRST)[2].partition(LAST)[0].strip() == made
+    seconds = [result.header["seconds"] for result in committed if result.key[0] in BENCH]
+    words = f"{min(seconds):.0f} to {max(seconds):.0f} s each, median {statistics.median(seconds):.0f}"
+    assert words in page.read_text(encoding="utf-8")
     images = ROOT / "docs" / "images"
     if committed:
         assert (images / "collapse_bench.svg").read_text(encoding="utf-8") == heat_map(committed)
