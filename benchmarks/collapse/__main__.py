@@ -32,7 +32,9 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m benchmarks.collapse", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     for name, one in add_commands(commands, FOLDER, RESULTS):
-        one.add_argument("--arms", nargs="+", default=["all"], help="arms, or factorial, variants, all")
+        one.add_argument(
+            "--arms", nargs="+", default=["all"], help="arms, or factorial, variants, all, corners"
+        )
         one.add_argument(
             "--seeds", type=seeds, default=list(SEEDS), help="FIRST:END (END not included), or a list"
         )
