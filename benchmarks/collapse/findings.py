@@ -12,7 +12,7 @@ from benchmarks.collapse.arms import ARMS, SEEDS, STEPS
 from benchmarks.collapse.collected import Result, Results
 from benchmarks.collapse.outcomes import PRIMARY, REWARD_WIDTH
 from benchmarks.collapse.sameness import faults, mixed
-from benchmarks.collapse.tables import Contrast, complete, p_text, paired, tested
+from benchmarks.collapse.tables import Contrast, complete, p_text, paired, tested, verdict
 
 PROBE_DROP = 0.15
 """Nats per token below its best from which the fixed probe has fallen; the monitor's threshold."""
@@ -197,7 +197,7 @@ _QUESTIONS: tuple[tuple[str, str, str, str, str, str, str], ...] = (
         PRIMARY,
         "At a rate at which plain GRPO falls: LLDS-A .5 raised exact match",
         "Not for answers: at a rate at which plain GRPO falls, LLDS-A .5 lowered exact match",
-        "Not shown to help answers: at a rate at which plain GRPO falls, no effect on exact match was seen",
+        "At a rate at which plain GRPO falls, an effect of LLDS-A .5 on exact match was not shown",
     ),
     (
         "With what lambda?",
@@ -236,6 +236,17 @@ _QUESTIONS: tuple[tuple[str, str, str, str, str, str, str], ...] = (
         "At half the rate no effect of LLDS-A .5 was shown",
     ),
 )
+
+
+HALF_THE_RATE = 2
+"""Place of the question about it."""
+
+
+def in_short(results: Results) -> str:
+    """The outcome, and what half the rate does: the two sentences that a reader needs first."""
+    _, *rest = _QUESTIONS[HALF_THE_RATE]
+    answer = "" if lacking(results, rest[:2]) else f" {_answer(results, *rest)}"
+    return f"**The planned study** (laboratory, ten paired seeds per arm): {verdict(results)}{answer}"
 
 
 def _answer(

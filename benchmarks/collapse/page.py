@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.cell_grid import write_between
 from benchmarks.collapse.arms import BASE, FAMILIES, SEEDS, STEPS
 from benchmarks.collapse.collected import Results
-from benchmarks.collapse.findings import arms_there, paper_table, user_lines
+from benchmarks.collapse.findings import arms_there, in_short, paper_table, user_lines
 from benchmarks.collapse.outcomes import PRIMARY, SECONDARY
 from benchmarks.collapse.sameness import first_batches, machines, repeats_table
 from benchmarks.collapse.tables import (
@@ -22,6 +22,8 @@ from benchmarks.collapse.tables import (
 )
 
 FIRST, LAST = "<!-- collapse study: begin -->", "<!-- collapse study: end -->"
+SHORT = "<!-- collapse study in short: begin -->", "<!-- collapse study in short: end -->"
+"""Marks of the two sentences at the top of the page, where it has them."""
 
 
 def block(results: Results, repeats: Results | None = None) -> str:
@@ -96,5 +98,8 @@ def _secondary(c: Contrast) -> str:
 
 
 def write_page(results: Results, page: Path, repeats: Results | None = None) -> None:
-    """Write the block between the two marks of a page. Raises UserError where it has none."""
+    """Write the block between the two marks of a page, and the sentences at its top. Raises UserError where
+    it has no marks."""
     write_between(page, FIRST, LAST, block(results, repeats))
+    if SHORT[0] in page.read_text(encoding="utf-8"):
+        write_between(page, *SHORT, in_short(results))

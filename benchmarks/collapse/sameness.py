@@ -3,12 +3,14 @@ machine, and cells that were run twice."""
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable
 
 from benchmarks.collapse.arms import ARMS
 from benchmarks.collapse.collected import Result, Results
 from benchmarks.collapse.outcomes import PRIMARY
+from benchmarks.collapse.statistics import interval
 
 NOTHING_CONCLUDED = "Nothing is concluded from them before the cause is found (PLAN.md)."
 
@@ -87,29 +89,55 @@ def repeats_table(results: Results, repeats: Results) -> str:
     if not any(repeats.values()):
         return "No cell was run a second time yet."
     lines = [
-        "| cell | same bits | first step with another reward | EM sampled, steps 60 to 150: here | in the "
-        "other run | difference | machine of the other run |",
-        "| --- " * 7 + "|",
+        "| cell | same warm start | same bits | first step with another reward | EM sampled, steps 60 to "
+        "150: here | in the other run | difference | machine of the other run |",
+        "| --- " * 8 + "|",
     ]
     for arm in (arm for arm in ARMS if arm in repeats):
         for seed, again in sorted(repeats[arm].items()):
             first = results.get(arm, {}).get(seed)
             lines.append(f"| {' | '.join(_repeat(arm, seed, first, again))} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", _spread(results, repeats)]).rstrip()
+
+
+def _spread(results: Results, repeats: Results) -> str:
+    """What the differences come to: how far two runs of a cell lie apart."""
+    differences = [
+        found
+        for arm, cells in repeats.items()
+        for seed, again in cells.items()
+        if (first := results.get(arm, {}).get(seed)) and (found := _difference(first, again)) is not None
+    ]
+    if len(differences) < 2:
+        return ""
+    low, high = interval(differences)
+    return (
+        f"Over these {len(differences)} cells the other run differs by {statistics.fmean(differences):+.3f} "
+        f"in the mean (95 % BCa {low:+.3f} to {high:+.3f}; standard deviation "
+        f"{statistics.stdev(differences):.3f})."
+    )
+
+
+def _difference(first: Result, again: Result) -> float | None:
+    mine, other = (getattr(cell.outcomes(), PRIMARY) for cell in (first, again))
+    return None if mine is None or other is None else other - mine
 
 
 def _repeat(arm: str, seed: int, first: Result | None, again: Result) -> list[str]:
     second = getattr(again.outcomes(), PRIMARY)
     if first is None:
-        return [f"`{arm}` {seed}", "-", "-", "-", _number(second), "-", kind(again)]
+        return [f"`{arm}` {seed}", "-", "-", "-", "-", _number(second), "-", kind(again)]
     mine = getattr(first.outcomes(), PRIMARY)
+    starts = [cell.header["warm_start"] for cell in (first, again)]
+    start = "-" if not all(starts) else "no" if _several(starts) else "yes"
     same = first.header["fingerprint"] == again.header["fingerprint"]
     apart = next(
         (str(a["step"]) for a, b in zip(first.rows, again.rows, strict=False) if _reward(a) != _reward(b)),
         "none",
     )
-    difference = "-" if mine is None or second is None else f"{second - mine:+.3f}"
-    said = ["yes" if same else "no", apart, _number(mine), _number(second), difference]
+    apart_by = _difference(first, again)
+    difference = "-" if apart_by is None else f"{apart_by:+.3f}"
+    said = [start, "yes" if same else "no", apart, _number(mine), _number(second), difference]
     return [f"`{arm}` {seed}", *said, kind(again)]
 
 

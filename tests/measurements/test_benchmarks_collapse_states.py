@@ -11,6 +11,7 @@ from collapse_cells import made_up
 from benchmarks.collapse.__main__ import main
 from benchmarks.collapse.arms import ARMS, FACTORIAL, SEEDS
 from benchmarks.collapse.collected import collect, read_all, repeats_of
+from benchmarks.collapse.findings import in_short
 from benchmarks.collapse.page import FIRST, LAST, block
 from benchmarks.collapse.sameness import faults, kinds
 
@@ -73,6 +74,8 @@ def test_a_whole_factorial(whole):
     assert "Holm's procedure over 6 contrasts" in text
     said = section(text, "The plan's outcome")
     assert said.endswith("Refuted: the interval of llds_0.5 minus half_grpo does not lie above 0.")
+    short = in_short(read_all(whole))
+    assert "Refuted: the interval of llds_0.5 minus half_grpo" in short and "Halve the learning rate" in short
     when, lam, first, better, both = section(text, "For a user").splitlines()[2:]
     assert "LLDS-A .5 raised exact match (`llds_0.5` minus `grpo`: +0.145 (+0.1" in when
     assert "10 pairs, p 0.01 by Holm)." in when and "Halve the learning rate" in first
@@ -146,10 +149,13 @@ def test_a_cell_of_another_machine_is_kept_out_of_the_study_and_shown_beside_it(
     page = tmp_path / "page.md"
     page.write_text(f"{FIRST}\n{LAST}\n")
     assert main(["tables", "--results", str(out), "--page", str(page)]) == 0
-    grpo, llds = section(page.read_text(), "The same cell twice").splitlines()[2:]
+    grpo, llds, _, spread = section(page.read_text(), "The same cell twice").splitlines()[2:]
     # The rewards are the same in all steps: the difference is in the entropy and the scores alone.
-    assert grpo == f"| `grpo` 100 | no | none | 0.250 | 0.350 | +0.100 | x86_64, {HOST}, torch 2.13.0 |"
-    assert llds == f"| `llds_0.5` 100 | yes | none | 0.250 | 0.250 | +0.000 | x86_64, {HOST}, torch 2.13.0 |"
+    host = f"x86_64, {HOST}, torch 2.13.0"
+    assert grpo == f"| `grpo` 100 | yes | no | none | 0.250 | 0.350 | +0.100 | {host} |"
+    assert llds == f"| `llds_0.5` 100 | yes | yes | none | 0.250 | 0.250 | +0.000 | {host} |"
+    assert spread.startswith("Over these 2 cells the other run differs by +0.050 in the mean (95 % BCa +0.")
+    assert spread.endswith("; standard deviation 0.071).")  # .1 / sqrt(2)
 
 
 def test_the_step_from_which_a_repeated_cell_differs_is_named(tmp_path):
@@ -157,8 +163,8 @@ def test_the_step_from_which_a_repeated_cell_differs_is_named(tmp_path):
         read_all(collected(tmp_path / name, made_up(tmp_path / name, "grpo", 100, 0.2, first_reward=reward)))
         for name, reward in (("a", 0.5), ("b", 0.4))
     )
-    assert "| `grpo` 100 | no | 1 | 0.200 | 0.200 | +0.000 |" in block(first, again)
-    assert "| `grpo` 100 | - | - | - | 0.200 | - |" in block({}, again)
+    assert "| `grpo` 100 | - | no | 1 | 0.200 | 0.200 | +0.000 |" in block(first, again)
+    assert "| `grpo` 100 | - | - | - | - | 0.200 | - |" in block({}, again)
 
 
 def collected(folder, cell):
