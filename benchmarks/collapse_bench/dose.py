@@ -48,13 +48,12 @@ def rise(scores: Scores, cure: str) -> Effect:
     return student(found)
 
 
-def measured_dose(results: Sequence[Result], cause: str) -> float | None:
-    """Mean of `mismatch/abs_logp` of plain GRPO over the steps after the one in which the noise begins, nats
-    per token."""
+def measured(results: Sequence[Result], cause: str, metric: str) -> float | None:
+    """Mean of a metric of plain GRPO over the steps after the one in which the noise begins."""
     means = []
     for result in results:
         if result.key[:2] == (cause, PLAIN):
-            values = [row.get("mismatch/abs_logp") for row in result.rows if row["step"] > BEGINS]
+            values = [row.get(metric) for row in result.rows if row["step"] > BEGINS]
             known = [value for value in values if value is not None and math.isfinite(value)]
             means += [statistics.fmean(known)] if known else []
     return statistics.fmean(means) if means else None
@@ -63,12 +62,20 @@ def measured_dose(results: Sequence[Result], cause: str) -> float | None:
 def doses_table(results: Sequence[Result], scores: Scores) -> str:
     """A row per dose: what was measured of it, plain GRPO, and the effect of the plan's cures."""
     cures = [cure for cure in CURVE_CURES if cure != PLAIN]
-    heads = ["noise", "nats per token", "seeds", "`grpo`: EM", *(f"`{cure}`" for cure in cures)]
+    heads = [
+        "noise",
+        "nats per token",
+        "reward in training",
+        "seeds",
+        "`grpo`: EM",
+        *(f"`{cure}`" for cure in cures),
+    ]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for cause, size in SIZES.items():
         plain = [score for (c, cure, _), score in scores.items() if (c, cure) == (cause, PLAIN)]
-        dose = measured_dose(results, cause)
-        row = [f"{size:g}", "-" if dose is None else f"{dose:.2g}", str(len(plain))]
+        dose, reward = (measured(results, cause, key) for key in ("mismatch/abs_logp", "reward/mean"))
+        row = [f"{size:g}", "-" if dose is None else f"{dose:.2g}"]
+        row += ["-" if reward is None else f"{reward:.2f}", str(len(plain))]
         row.append(f"{statistics.fmean(plain):.2f}" if plain else "-")
         row += [str(effect(scores, (cause, cure), (cause, PLAIN))) for cure in cures]
         lines.append(f"| {' | '.join(row)} |")
@@ -129,7 +136,9 @@ def dose_section(results: Sequence[Result]) -> str:
     parts = [
         f"{there} of the {planned} cells of `PLAN_DOSE.md` have run. *Noise* is on the sampler's weights, as "
         "a share of each tensor's own spread. *Nats per token* is the difference of sampler and learner "
-        "that it makes under plain GRPO. Effects are as in the table above.",
+        "that it makes under plain GRPO, *reward in training* the mean of its batches; both from step 14 on. "
+        "A dose at which no answer is rewarded stops training: what is lost there is what would have been "
+        "learned. Effects are as in the table above.",
         doses_table(results, scores),
         "The plan's reading: the least-squares line through the six doses of a seed, and its rise from dose "
         f"0 to {SPAN:g}; mean, Student's 95 % interval over seeds.",

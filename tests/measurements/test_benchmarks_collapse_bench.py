@@ -231,7 +231,9 @@ def test_the_rise_along_the_doses_by_hand():
     assert text.startswith("36 of the 36 cells of `PLAN_DOSE.md` have run.")
     rows = [line for line in text.splitlines() if re.match(r"\| [0.]", line)]
     assert [row.split(" | ")[0][2:] for row in rows] == ["0", "0.05", "0.1", "0.2", "0.4", "0.8"]
-    assert rows[5].startswith("| 0.8 | 0.4 | 3 | 0.51 | **+0.09 (")  # .7 - .25 x .8, and .01 by made_up
+    assert rows[5].startswith(
+        "| 0.8 | 0.4 | 0.70 | 3 | 0.51 | **+0.09 ("
+    )  # .7 - .25 x .8, and .01 by made_up
     assert "`grpo`: exact match falls with the dose: **-0.20 (-0.30 to -0.10)**, 3 seeds." in text
     assert "it helps more, the larger the dose: **+0.09 (+0.07 to +0.11)**, 3 seeds. LLDS-A is a cure" in text
     assert (
