@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from benchmarks.cell_grid import processor, versions
 from benchmarks.collapse.arms import ARMS
 from benchmarks.collapse.cells import MOST_FAILURES, Cell
+from benchmarks.grids.kept import processor, versions
 from services.common.errors import UnspiralError, UserError
 from services.common.files import lock, write_json
 from services.common.processes import signals

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from benchmarks.cell_grid import write_between
 from benchmarks.collapse.arms import BASE, FAMILIES, SEEDS, STEPS
 from benchmarks.collapse.collected import Results
 from benchmarks.collapse.findings import arms_there, in_short, paper_table, user_lines
@@ -20,6 +19,7 @@ from benchmarks.collapse.tables import (
     tested,
     verdict,
 )
+from benchmarks.grids.command_line import write_between
 
 FIRST, LAST = "<!-- collapse study: begin -->", "<!-- collapse study: end -->"
 SHORT = "<!-- collapse study in short: begin -->", "<!-- collapse study in short: end -->"

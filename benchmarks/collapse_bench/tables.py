@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.barometer.judged import fell, wilson
-from benchmarks.cell_grid import write_between
 from benchmarks.collapse_bench import roc
 from benchmarks.collapse_bench.causes import BENCH, CAUSES
 from benchmarks.collapse_bench.collected import Result
@@ -23,6 +22,7 @@ from benchmarks.collapse_bench.effects import (
     scores_of,
 )
 from benchmarks.collapse_bench.plan import CURES
+from benchmarks.grids.command_line import write_between
 from services.common.files import write_atomically
 from services.likelihood.monitor.phases import PhaseMonitor
 
