@@ -14,6 +14,7 @@ from benchmarks.collapse.collected import RESULTS, Result, read_all, repeats_of
 from benchmarks.collapse.findings import arms_there, in_short, paper_table, signs, user_lines
 from benchmarks.collapse.outcomes import planned
 from benchmarks.collapse.page import FIRST, LAST, SHORT, block, write_page
+from benchmarks.collapse.tables import PRIMARY, paired, verdict
 from services.common.errors import UserError
 
 PAGE = ROOT / "docs" / "study.md"
@@ -129,12 +130,17 @@ def test_the_command_writes_between_the_marks_and_nowhere_else(tmp_path):
         write_page({}, page)
 
 
-def test_the_earlier_section_holds_what_the_readme_says_of_it():
-    """By hand: smaller fall (best minus end of sampled EM) with LLDS in one seed of three."""
-    rows = re.findall(
-        r"^\| ([012]) \| (grpo|llds) \|.*?\| [\d.]+ / ([\d.]+) / ([\d.]+) \|", PAGE.read_text(), re.M
-    )
-    falls = {(seed, arm): round(float(best) - float(end), 2) for seed, arm, best, end in rows}
-    assert len(falls) == 6
-    assert sum(falls[seed, "llds"] < falls[seed, "grpo"] for seed in "012") == 1
-    assert "smaller in one seed of three" in " ".join((ROOT / "README.md").read_text().split())
+def test_the_readme_says_what_the_plan_s_rule_found():
+    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    results = read_all(RESULTS)
+    for arm, control, words in (
+        ("llds_0.5", "grpo", "The difference to plain GRPO was"),
+        ("llds_0.5", "half_grpo", "and that to half the rate"),
+    ):
+        found = paired(results, arm, control, PRIMARY)
+        low, high = found.low, found.high
+        assert f"{words} {found.mean:+.2f} (" in said
+        assert f"({'95 % interval ' if control == 'grpo' else ''}{low:+.2f} to {high:+.2f})" in said
+    assert "*refuted*" in said and "Refuted:" in verdict(results)
+    probe = paired(results, "llds_0.5", "grpo", "probe_fall")
+    assert "LLDS did hold the likelihood of right answers" in said and probe.high < 0
