@@ -1,13 +1,16 @@
 """A packed BM25 index as it is served: exactness, start, latency and throughput, memory.
 
-    python -m benchmarks.bm25_serving INDEX QUESTIONS [--clients 1 16 64] [--workers 2] [--seconds 20]
+    python -m benchmarks.bm25_serving INDEX QUESTIONS [--clients 1 16 64] [--rates 100 200] [--workers 2]
+        [--seconds 20]
 
 Prints a line of JSON per measurement. `exact` compares the rows and scores of 200 questions, to the bit, with
 adding up all postings of their terms, and gives the processor time that each takes. `start` is the time to
 the first answer with the index out of the page cache and in it. `load` asks different questions over HTTP,
 the result cache off, from another process of this machine, whose work is taken from the server's where there
-are no cores to spare. Memory is that of all processes of the server: their own, and with mapped pages, each
-counted once. Measure on an idle machine: `load_average` says whether it was one.
+are no cores to spare: from clients that never pause, and then from the last number of `--clients`, which ask
+at random times, `--rates` questions per second together. Memory is that of all processes of the server: their
+own, and with mapped pages, each counted once. Measure on an idle machine: `load_average` says whether it was
+one.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import httpx
 import numpy as np
 import psutil
 
-from benchmarks.retriever import cpu_seconds, machine, posts, read_questions, server
+from benchmarks.retriever import all_cpu_seconds, machine, posts, read_questions, server
 from benchmarks.retriever_load.http_load import load
 from retriever_service.bm25.packed.blocks import unpack_list
 from retriever_service.bm25.packed.search import PackedRanker
@@ -97,11 +100,6 @@ def memory(process: psutil.Process) -> dict:
     }
 
 
-def all_cpu_seconds(process: psutil.Process) -> float:
-    """Processor time of a server's processes so far."""
-    return sum(cpu_seconds(one) for one in (process, *process.children(recursive=True)))
-
-
 def start(index: Path, question: str, cold: bool) -> dict:
     """Seconds until one worker is ready, and until it has answered."""
     for path in index.rglob("*"):
@@ -129,6 +127,7 @@ def main() -> None:
     parser.add_argument("index", type=Path)
     parser.add_argument("questions", type=Path)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--rates", type=float, nargs="*", default=[100, 200])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--exact", type=int, default=200)
@@ -150,13 +149,15 @@ def main() -> None:
     words = ("--index", args.index, "--cache-size", 0, "--workers", args.workers)
     with server(*words) as (url, process):
         load(url, requests, 2 * args.workers, 3)  # so that every worker has the pages of the questions
-        for clients in args.clients:
+        loads = [(clients, 0.0) for clients in args.clients]
+        for clients, rate in [*loads, *((args.clients[-1], rate) for rate in args.rates)]:
             before = all_cpu_seconds(process)
-            done = load(url, requests, clients, args.seconds, warm_up=0)
+            done = load(url, requests, clients, args.seconds, warm_up=0, rate=rate)
             spent = all_cpu_seconds(process) - before
             cpu = {"cpu_ms_per_question": round(1000 * spent / (done["n"] + clients), 3)}
             rounded = {name: round(value, 2) for name, value in done.items()}
-            tell("load", {"workers": args.workers, "clients": clients, **rounded, **cpu})
+            offered = {"offered": rate} if rate else {}
+            tell("load", {"workers": args.workers, "clients": clients, **offered, **rounded, **cpu})
         tell("memory", memory(process))
 
 

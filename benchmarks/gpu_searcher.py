@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +88,26 @@ def make_searcher(
     query: float = 6.0,
     answer: float = 3.0,
     searches: float = 1.2,
+    queries: Sequence[str] = (),
 ) -> Path:
-    """Write the model in bfloat16. On average a trajectory searches so often, where `max_turns` allows it."""
+    """Write the model in bfloat16. On average a trajectory searches so often, where `max_turns` allows it.
+
+    With `queries` each search is for one of these texts, all equally likely, and `query` counts for nothing:
+    the vocabulary has a token for each, so the model writes it in one.
+    """
     import torch
+    from tokenizers import AddedToken
 
     folder.mkdir(parents=True, exist_ok=True)
     small = size == "tiny"
     tokenizer = train_tokenizer(corpus, folder, **({"words": 3000, "passages": 500} if small else {}))
+    all_words = words_of(tokenizer)
+    if queries:
+        # Two spaces, so that the question in a prompt is none of these tokens.
+        names = [f"  {text}" for text in queries]
+        tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names])
+        tokenizer.save_pretrained(folder)
+        query = 1.0
     config = qwen2_config(
         size,
         max_position_embeddings=32768,
@@ -101,13 +115,15 @@ def make_searcher(
         tie_word_embeddings=False,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
+        **({"vocab_size": len(tokenizer)} if queries else {}),
     )
     assert len(tokenizer) <= config.vocab_size, (len(tokenizer), config.vocab_size)
     model = random_model(config)
-    all_words = words_of(tokenizer)
     # Every third word each, so that the last token tells what is being written.
     sets = {kind: all_words[i::3] for i, kind in enumerate((THOUGHT, QUERY, WORD))}
     tag = tokenizer.convert_tokens_to_ids
+    if queries:
+        sets[QUERY] = tag(names)
     table = torch.full((config.vocab_size, 6), NEVER)
     for kind, following in chain(thought, query, answer, searches).items():
         for what, p in following.items():

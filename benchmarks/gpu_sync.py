@@ -36,11 +36,11 @@ sys.path.insert(0, str(ROOT))
 
 import ray  # noqa: E402
 
-from benchmarks.gpu.batches import batch_of, random_batch, spread  # noqa: E402
 from benchmarks.gpu.machine import machine  # noqa: E402
 from benchmarks.gpu.shapes import SHAPES, make_model  # noqa: E402
-from benchmarks.gpu.striking import Blow, failed, struck, until_broken  # noqa: E402
-from benchmarks.gpu.sync_actors import BenchRank, BenchWorker, WeightsOnlyRank  # noqa: E402
+from benchmarks.gpu.sync.actors import BenchRank, BenchWorker, WeightsOnlyRank  # noqa: E402
+from benchmarks.gpu.sync.batches import batch_of, random_batch, spread  # noqa: E402
+from benchmarks.gpu.sync.striking import Blow, failed, struck, until_broken  # noqa: E402
 from services.contracts import TokenBatch, TrainBatch  # noqa: E402
 from services.local_ray import start_local_ray, stop_local_ray  # noqa: E402
 from services.rollout.pool import placement  # noqa: E402

@@ -110,6 +110,11 @@ def cpu_seconds(process: psutil.Process) -> float:
     return times.user + times.system
 
 
+def all_cpu_seconds(process: psutil.Process) -> float:
+    """Processor time of a server's processes so far."""
+    return sum(cpu_seconds(one) for one in (process, *process.children(recursive=True)))
+
+
 def web(args: argparse.Namespace) -> None:
     """The share of an empty route's rate that searches reach, the cache off, and the processor time that each
     takes."""

@@ -11,7 +11,7 @@ import orjson
 import typer
 from rich.console import Console
 
-from retriever_service.index_folder.description import META_FILE, IndexInfo, verify
+from retriever_service.index_folder.description import IndexInfo, stamp_of, verify
 from retriever_service.settings import ServerSettings
 from services.common import hub
 from services.common.counting import counted
@@ -136,7 +136,7 @@ def build(
 ) -> None:
     """Index a corpus. An interrupted build goes on where it was."""
     corpus = hub.local_file("--corpus", corpus, _err.print)
-    before = _stamp(out)
+    before = stamp_of(out)
     with progress_on(_err) as tell:
         info = building.build_index(
             corpus, out, backend=backend, skip_bad=skip_bad, language=language, stem=stem,
@@ -144,18 +144,10 @@ def build(
             vector_type=vector_type, nprobe=nprobe, ef_search=ef_search, encoder_dtype=encoder_dtype,
             encoders=encoders, overwrite=overwrite, progress=tell,
         )  # fmt: skip
-    if before is not None and before == _stamp(out):
+    if before is not None and before == stamp_of(out):
         text = f"{out}: is the index of this corpus with these settings already; kept as it is"
         _err.print(text, markup=False, soft_wrap=True)
     _report(out, info)
-
-
-def _stamp(index: Path) -> int | None:
-    """When an index was written, in nanoseconds; None where there is none."""
-    try:
-        return (index / META_FILE).stat().st_mtime_ns
-    except OSError:
-        return None
 
 
 @index_app.command("add")

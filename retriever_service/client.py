@@ -16,6 +16,7 @@ import httpx
 import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
+from retriever_service.addresses import check_address
 from retriever_service.answer import Answer, Hit, read_answer
 from retriever_service.errors import RetrieverUnavailable
 from retriever_service.joining import Joiner
@@ -76,7 +77,7 @@ class RetrieverClient:
         none."""
         self.url = url.rstrip("/")
         self.timeout_seconds = timeout_seconds
-        _check_url(url)
+        check_address("retriever url", url, "http://HOST:PORT or https://HOST:PORT is accepted")
         _check_token(token)
         headers = {"content-type": "application/json"} | (
             {"authorization": f"Bearer {token}"} if token else {}
@@ -287,18 +288,6 @@ class RetrieverClient:
 def clean_query(query: str) -> str:
     """A query that any server takes."""
     return query[:MAX_QUERY_CHARS].replace("\0", " ").encode("utf-8", "replace").decode()
-
-
-def _check_url(url: str) -> None:
-    accepted = "http://HOST:PORT or https://HOST:PORT is accepted"
-    try:
-        parts = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise UserError(f"retriever url {url!r}: no address ({error}); {accepted}") from None
-    if parts.scheme not in ("http", "https") or not parts.host or parts.query or parts.fragment:
-        raise UserError(f"retriever url {url!r}: {accepted}")
-    if parts.port is not None and not 0 < parts.port < 65536:
-        raise UserError(f"retriever url {url!r}: port {parts.port}; {accepted}, PORT from 1 to 65535")
 
 
 def _check_token(token: str | None) -> None:

@@ -116,6 +116,7 @@ class Joiner:
             del self._gathering[topk]
         if joint.timer is not None:
             joint.timer.cancel()
+        # Alone after all: it is asked as it would have been, with all its time and tries.
         if len(joint.queries) == 1:
             _give(joint.waiting[0], None)
             return

@@ -16,6 +16,7 @@ from services.common.errors import UserError
 from services.common.http.auth import token_of
 from services.common.loading.lazy import LazyModule
 from services.common.processes import signals
+from services.common.validation import fitting
 
 _out = Console()
 
@@ -169,7 +170,7 @@ def serve_retriever(
         raise UserError(f"--topk {topk}: at most --max-topk, {max_topk}, passages are answered")
     token = _token("--token-env", token_env)
     shard_token = _token("--shard-token-env", shard_token_env)
-    try:
+    with fitting(_flag_refused):
         settings = ServerSettings(
             index=index, corpus=str(corpus) if corpus else None, host=host, port=port, topk=topk,
             retriever_name=retriever_name, retriever_model=retriever_model, encoder_dtype=encoder_dtype,
@@ -183,10 +184,6 @@ def serve_retriever(
             token=token, shard_token=shard_token, shard_seconds=shard_seconds,
             partial_answers=partial_answers, reload_seconds=reload_seconds,
         )  # fmt: skip
-    except ValidationError as error:
-        first = error.errors()[0]
-        flag = str(first["loc"][0]).removeprefix("request_").replace("_", "-")
-        raise UserError(f"--{flag} {first['input']}: {first['msg']}") from None
 
     def say(line: str) -> None:
         _out.print(f"retriever: {line}", soft_wrap=True, highlight=False, markup=False)
@@ -202,6 +199,12 @@ def serve_retriever(
             lambda url: say(f"ready at {url}, documentation at {url}/docs"),
         )
     )
+
+
+def _flag_refused(mistakes: ValidationError) -> UserError:
+    first = mistakes.errors()[0]
+    flag = str(first["loc"][0]).removeprefix("request_").replace("_", "-")
+    return UserError(f"--{flag} {first['input']}: {first['msg']}")
 
 
 def _token(flag: str, variable: str | None) -> SecretStr | None:

@@ -14,7 +14,8 @@ from benchmarks.barometer.cells import Cell, cells, run_grid
 from benchmarks.barometer.collected import RESULTS, collect, read_all
 from benchmarks.barometer.plan import HELD_OUT_SEEDS, KINDS, LOOKED_AT, STEPS, chosen, configuration, split_of
 from benchmarks.barometer.tables import everything, write_page
-from benchmarks.cell_grid import add_commands, command, numbers, run_timed, states_table, tell_collected
+from benchmarks.grids.cell_folder import run_timed, states_table
+from benchmarks.grids.command_line import add_commands, command, numbers, tell_collected
 from services.common.loading.lazy import LazyModule
 from trainer.config.schema import parse_config
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.barometer.plan import STEPS
-from benchmarks.cell_grid import MOST_FAILURES, CellFolder
+from benchmarks.grids.cell_folder import MOST_FAILURES, CellFolder
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import lock
 from services.common.processes import signals

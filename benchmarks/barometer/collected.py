@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.barometer.cells import Cell
 from benchmarks.barometer.plan import split_of, warm_start_of
-from benchmarks.cell_grid import columns_of, keep, rows_of, unpacked, versions
+from benchmarks.grids.kept import columns_of, keep, rows_of, unpacked, versions
 from services.likelihood.exports.run_files import read_run
 from services.likelihood.monitor.detectors.table import READS
 

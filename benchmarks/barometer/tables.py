@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.barometer.collected import Result
 from benchmarks.barometer.judged import Judged, judge, poisson, wilson
 from benchmarks.barometer.plan import KINDS
-from benchmarks.cell_grid import write_between
+from benchmarks.grids.command_line import write_between
 
 FIRST, LAST = "<!-- barometer: begin -->", "<!-- barometer: end -->"
 SPLITS = ("held out", "looked at")

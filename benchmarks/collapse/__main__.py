@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.cell_grid import add_commands, command, numbers, positive, tell_collected
 from benchmarks.collapse.arms import RUNNABLE, SEEDS, STEPS, chosen, contrasts
 from benchmarks.collapse.cells import Cell, cells
 from benchmarks.collapse.collected import RESULTS, collect, read_all
@@ -16,6 +15,7 @@ from benchmarks.collapse.grid import missing_arms, run_grid, status_table, warm
 from benchmarks.collapse.page import write_page
 from benchmarks.collapse.power import paragraph
 from benchmarks.collapse.tables import everything
+from benchmarks.grids.command_line import add_commands, command, numbers, positive, tell_collected
 
 FOLDER = Path("runs/collapse")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cell_grid import CellFolder
 from benchmarks.collapse.arms import ARMS, STEPS, configuration
+from benchmarks.grids.cell_folder import CellFolder
 from services.common.errors import UserError
 from services.common.files import lock
 from trainer.config.schema import dump_config, parse_config

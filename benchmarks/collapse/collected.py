@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cell_grid import compressed, short, versions
 from benchmarks.collapse.cells import Cell
 from benchmarks.collapse.grid import warm_file
 from benchmarks.collapse.outcomes import COLUMNS, END, Outcomes, outcomes
+from benchmarks.grids.kept import compressed, short, versions
 from services.common.files import json_lines, write_atomically
 
 RESULTS = Path(__file__).parents[1] / "results" / "collapse"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.cell_grid import write_between
 from benchmarks.collapse.arms import BASE, FAMILIES, SEEDS, STEPS
 from benchmarks.collapse.findings import arms_there, paper_table, user_lines
 from benchmarks.collapse.outcomes import PRIMARY, SECONDARY
@@ -18,6 +17,7 @@ from benchmarks.collapse.tables import (
     tested,
     verdict,
 )
+from benchmarks.grids.command_line import write_between
 
 FIRST, LAST = "<!-- collapse study: begin -->", "<!-- collapse study: end -->"
 

@@ -10,15 +10,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.cell_grid import (
-    add_commands,
-    command,
-    numbers,
-    positive,
-    run_timed,
-    states_table,
-    tell_collected,
-)
 from benchmarks.collapse_bench.causes import CAUSES
 from benchmarks.collapse_bench.cells import Cell, cells, run_grid, set_threads
 from benchmarks.collapse_bench.collected import RESULTS, collect, read_all
@@ -32,6 +23,8 @@ from benchmarks.collapse_bench.plan import (
     configuration,
 )
 from benchmarks.collapse_bench.tables import block, write_page
+from benchmarks.grids.cell_folder import run_timed, states_table
+from benchmarks.grids.command_line import add_commands, command, numbers, positive, tell_collected
 from services.common.loading.lazy import LazyModule
 from trainer.config.schema import parse_config
 

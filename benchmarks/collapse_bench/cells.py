@@ -13,9 +13,9 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.barometer.plan import warm_start_of
-from benchmarks.cell_grid import MOST_FAILURES, CellFolder
 from benchmarks.collapse.grid import Job, end_all
 from benchmarks.collapse_bench.plan import STEPS
+from benchmarks.grids.cell_folder import MOST_FAILURES, CellFolder
 from services.common.errors import UnspiralError, UserError
 from services.common.files import lock
 from services.common.processes import signals

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.barometer.judged import fell, wilson
-from benchmarks.cell_grid import write_between
 from benchmarks.collapse_bench import roc
 from benchmarks.collapse_bench.causes import BENCH, CAUSES, DOSE_CURVE, SECOND
 from benchmarks.collapse_bench.collected import Result
 from benchmarks.collapse_bench.plan import CURES, EVAL_EVERY, STEPS
+from benchmarks.grids.command_line import write_between
 from services.common.files import write_atomically
 from services.likelihood.monitor.phases import PhaseMonitor
 

@@ -1,5 +1,5 @@
 """A small HTTP/1.1 load generator: N keep-alive connections, each sends its next request when it has the
-answer to the last.
+answer to the last, or, with a rate, at times that are drawn before.
 
 Run in a process of its own (`python -m benchmarks.retriever_load.http_load`), so that it shares no
 interpreter lock with the server. It does as little as it can for an answer (finds the length, compares the
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import subprocess
 import sys
 import time
@@ -36,6 +37,7 @@ def get(path: str) -> bytes:
 class _Connection(asyncio.Protocol):
     def __init__(self, load: _Load) -> None:
         self.load, self.buffer, self.needed, self.answers, self.over = load, b"", 0, 0, False
+        self.due = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self.transport = transport
@@ -43,13 +45,24 @@ class _Connection(asyncio.Protocol):
 
     def send(self) -> None:
         load = self.load
-        self.sent = time.perf_counter()
+        now = time.perf_counter()
         if not load.running and self.answers:
             load.answered(self)
             return
-        if self.sent >= load.until:
+        if not load.rate or not load.running:
+            self.write(now)
+            return
+        # Latency counts from the time that was drawn: a client whose last answer was late asks late.
+        self.due = (self.due or now) + load.draw.expovariate(load.rate / load.clients)
+        pause = 0.0 if self.due >= load.until else max(0.0, self.due - now)
+        asyncio.get_running_loop().call_later(pause, self.write, self.due)
+
+    def write(self, due: float) -> None:
+        load = self.load
+        if due >= load.until:
             load.finished(self)
             return
+        self.sent = due
         self.transport.write(load.requests[next(load.number) % len(load.requests)])
 
     def data_received(self, data: bytes) -> None:
@@ -75,8 +88,11 @@ class _Connection(asyncio.Protocol):
 
 
 class _Load:
-    def __init__(self, requests: list[bytes], clients: int, seconds: float, warm_up: float) -> None:
+    def __init__(
+        self, requests: list[bytes], clients: int, seconds: float, warm_up: float, rate: float = 0.0
+    ) -> None:
         self.requests, self.clients, self.number = requests, clients, count()
+        self.rate, self.draw = rate, random.Random(0)
         self.latencies: list[float] = []
         self.failures, self.open = 0, clients
         self.seconds, self.warm_up = seconds, warm_up
@@ -141,10 +157,13 @@ class _Load:
 
 
 def load(
-    url: str, requests: list[bytes], clients: int, seconds: float, warm_up: float = 0.5
+    url: str, requests: list[bytes], clients: int, seconds: float, warm_up: float = 0.5, rate: float = 0.0
 ) -> dict[str, float]:
-    """Requests/s, latency percentiles and failures of `clients` connections, measured from another
-    process."""
+    """Requests/s, latency percentiles and failures of `clients` connections, measured from another process.
+
+    Each sends its next request when it has the last answer. With `rate` they send so many per second
+    together, each at random times (Poisson, seeded), however long answers take.
+    """
     host, port = url.removeprefix("http://").split(":")
     job = {
         "host": host,
@@ -153,6 +172,7 @@ def load(
         "clients": clients,
         "seconds": seconds,
         "warm_up": warm_up,
+        "rate": rate,
     }
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.retriever_load.http_load"],
@@ -167,7 +187,13 @@ def load(
 
 def _main() -> None:
     job = json.load(sys.stdin)
-    work = _Load([bytes.fromhex(r) for r in job["requests"]], job["clients"], job["seconds"], job["warm_up"])
+    work = _Load(
+        [bytes.fromhex(r) for r in job["requests"]],
+        job["clients"],
+        job["seconds"],
+        job["warm_up"],
+        job["rate"],
+    )
     print(json.dumps(uvloop.run(work.run(job["host"], job["port"]))))
 
 

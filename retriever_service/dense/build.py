@@ -17,10 +17,10 @@ from retriever_service.dense.inverted import write_inverted
 from retriever_service.dense.search import (
     FOLDER,
     INDEX_FILE,
-    faiss_reason,
     import_faiss,
     made_of,
     open_faiss,
+    refused_by_faiss,
     set_search_effort,
 )
 from services.common.errors import EnvironmentLacks, UserError
@@ -65,11 +65,9 @@ def make_type(dimension: int, kind: str, vectors: int):
     faiss = import_faiss()
     lists = max(1, min(int(4 * math.sqrt(vectors)), vectors // 39 or 1))
     spelled = kind.replace("IVF,", f"IVF{lists},")
-    try:
+    accepted = "Flat, SQfp16, SQ8, `IVF,Flat`, `IVF,SQ8`, HNSW32, or another factory string of FAISS"
+    with refused_by_faiss(lambda why: UserError(f"type {kind!r}: accepted are {accepted}")):
         return faiss.index_factory(dimension, spelled, faiss.METRIC_INNER_PRODUCT)
-    except RuntimeError:
-        accepted = "Flat, SQfp16, SQ8, `IVF,Flat`, `IVF,SQ8`, HNSW32, or another factory string of FAISS"
-        raise UserError(f"type {kind!r}: accepted are {accepted}") from None
 
 
 def stored_bytes(dimension: int, kind: str) -> int:
@@ -105,10 +103,8 @@ def convert(
             made.add(flat.reconstruct_n(begin, count))
             if progress:
                 progress(begin + count, n)
-    try:
+    with refused_by_faiss(lambda why: EnvironmentLacks(f"{out}: can't be written ({why})")):
         faiss.write_index(made, str(out))
-    except RuntimeError as error:
-        raise EnvironmentLacks(f"{out}: can't be written ({faiss_reason(error)})") from None
     opened = open_faiss(out)
     set_search_effort(opened, nprobe, ef_search)
     return opened

@@ -7,8 +7,8 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -38,10 +38,8 @@ def open_faiss(path: Path):
     """A FAISS index file, memory-mapped if it can be. Raises IndexInvalid for one that is torn, of another
     kind, or not by inner product."""
     faiss = import_faiss()
-    try:
+    with refused_by_faiss(lambda why: IndexInvalid(f"{path}: not a readable FAISS index ({why})")):
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
-    except RuntimeError as error:
-        raise IndexInvalid(f"{path}: not a readable FAISS index ({faiss_reason(error)})") from None
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:  # its scores would be read upside down
         raise IndexInvalid(
             f"{path}: ranks by FAISS metric {index.metric_type} (1 is L2 distance); expected one by inner "
@@ -52,18 +50,19 @@ def open_faiss(path: Path):
     return index
 
 
-def faiss_reason(error: RuntimeError) -> str:
-    """What FAISS says is wrong, without where in its source."""
-    return " ".join(str(error).split()).rpartition("Error: ")[2][:200]
-
-
 @contextmanager
-def made_of(kind: str, what: str) -> Iterator[None]:
-    """Around the making of an index of this type: raises UserError where it can't be made of `what`."""
+def refused_by_faiss(told: Callable[[str], Exception]) -> Iterator[None]:
+    """Around calls of FAISS: raises what `told` makes of its reason, which comes without where in its source
+    it was found."""
     try:
         yield
     except RuntimeError as error:
-        raise UserError(f"type {kind!r}: can't be made of {what} ({faiss_reason(error)})") from None
+        raise told(" ".join(str(error).split()).rpartition("Error: ")[2][:200]) from None
+
+
+def made_of(kind: str, what: str) -> AbstractContextManager[None]:
+    """Around the making of an index of this type: raises UserError where it can't be made of `what`."""
+    return refused_by_faiss(lambda why: UserError(f"type {kind!r}: can't be made of {what} ({why})"))
 
 
 def set_search_effort(index, nprobe: int | None, ef_search: int | None) -> None:

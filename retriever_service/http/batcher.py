@@ -110,6 +110,8 @@ class Batcher(Generic[Q, R]):
         )
         if quick and sum(map(len, queries)) < _ON_THE_SPOT_CHARS:
             return self._timed_search(queries, topk)
+        # With nothing queued any request is taken: one with more queries than the queue has places would be
+        # refused for ever.
         if self.queued and self.queued + n > self._max_queued:
             self._metrics.refused.inc()
             wait = min(60, max(1, math.ceil(self.queued * (self._seconds_per_query or 0))))
@@ -244,6 +246,7 @@ class Batcher(Generic[Q, R]):
     def _search_parts(self, parts: list[_Part[Q, R]], topk: int) -> None:
         """Search the parts together; if that fails, each alone, so that one bad query fails its own request
         only."""
+        # A query that several requests have in common is searched once.
         queries = list(dict.fromkeys(q for _, part in parts for q in part))
         try:
             results = dict(zip(queries, self._timed_search(queries, topk), strict=True))

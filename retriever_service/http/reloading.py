@@ -11,11 +11,10 @@ from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 from retriever_service.http.service import Service
-from retriever_service.index_folder.description import META_FILE
+from retriever_service.index_folder.description import stamp_of
 from services.common.processes import signals
 
 log = logging.getLogger("retriever_service")
-_Stamp = tuple[int, int, int]
 
 
 @asynccontextmanager
@@ -47,7 +46,7 @@ class _Place:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._path = Path(service.settings.index)
-        self._seen = _stamp(self._path)
+        self._seen = stamp_of(self._path)
 
     async def reload(self) -> None:
         """Open the index anew. A failure is a line in the log, and `Service.reload_failure`."""
@@ -55,7 +54,7 @@ class _Place:
         place = service.settings.index
         while service.index is None and service.failure is None:
             await asyncio.sleep(0.05)  # it may have read the old one already
-        now = _stamp(self._path)
+        now = stamp_of(self._path)
         try:
             index = await service.reload()
         except Exception as error:  # of any backend, a user's own among them: the old one goes on
@@ -71,17 +70,8 @@ class _Place:
             await asyncio.sleep(self._service.settings.reload_seconds)
             if self._service.index is None:
                 continue
-            now = _stamp(self._path)
+            now = stamp_of(self._path)
             if now is None:  # for a moment, while one takes the place of another
                 continue
             if now != self._seen or self._service.reload_failure is not None:
                 await self.reload()
-
-
-def _stamp(place: Path) -> _Stamp | None:
-    """What changes with the file that describes an index; None where there is none now."""
-    try:
-        found = (place / META_FILE if place.is_dir() else place).stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size

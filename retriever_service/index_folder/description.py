@@ -35,6 +35,16 @@ _WHOLE_BYTES = 64 << 20
 _END_BYTES = 1 << 20
 
 
+def stamp_of(place: Path) -> tuple[int, int, int] | None:
+    """What changes with the file that describes an index; None where there is none now. place: a folder, or
+    the file itself."""
+    try:
+        found = (place / META_FILE if place.is_dir() else place).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 class IndexSettings(TypedDict, total=False):
     """The settings that an index was built with. Each part adds its own keys."""
 

@@ -240,6 +240,7 @@ def make_index(
         _require_replaceable(out)
     work = work_folder(out)
     with locked(work):
+        # One that is sealed is whole already: the kill came before it had its name.
         if not sealed(work, key):
             if put_back(out) and not plan.overwrite:
                 _require_same(out, key)
@@ -280,18 +281,27 @@ def _require_same(out: Path, key: Key) -> None:
 
 def require_disk(work: Path, corpus: Path, postings: float, vector_bytes: int) -> None:
     """Raise EnvironmentLacks where the disk is too small for what the start of the corpus promises: its text,
-    `postings` bytes beside each byte of it, and vectors. What an interrupted build left there counts as free,
-    since it is used or removed."""
+    `postings` bytes beside each byte of it, and vectors."""
     text, passages = estimate(corpus)
+    vectors = passages * vector_bytes
+    require_free(
+        work,
+        round(text * (1 + postings)) + passages * _ROW_BYTES + vectors,
+        f"for the build ({passages:,} passages, {text / 2**30:.1f} GiB of text, {vectors / 2**30:.1f} GiB of "
+        "vectors, estimated)",
+    )
+
+
+def require_free(work: Path, needed: int, what: str) -> None:
+    """Raise EnvironmentLacks where the disk of this folder has fewer bytes free. What an interrupted build
+    left there counts as free, since it is used or removed."""
+    needed += 16 << 20
+    # By inode: files may be links to one another, and take their place once.
     there = sum(
         {s.st_ino: s.st_blocks * 512 for s in (p.stat() for p in work.rglob("*") if p.is_file())}.values()
     )
     free = shutil.disk_usage(work).free + there
-    vectors = passages * vector_bytes
-    needed = round(text * (1 + postings)) + passages * _ROW_BYTES + vectors + (16 << 20)
     if free < needed:
         raise EnvironmentLacks(
-            f"disk of {work}: {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} GiB needed for the "
-            f"build ({passages:,} passages, {text / 2**30:.1f} GiB of text, {vectors / 2**30:.1f} GiB of "
-            "vectors, estimated)"
+            f"disk of {work}: {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} GiB needed {what}"
         )

@@ -101,6 +101,8 @@ def add_to_index(
                 )
                 build.seal()
         added = read_info(work)
+        # First the folder, then the description that names it: a kill in between leaves a folder without a
+        # name, which the next change removes.
         name = f"segments/{1 + max([0, *(int(Path(s).name) for s in info.segments)]):04d}"
         place = index / name
         place.parent.mkdir(exist_ok=True)

@@ -26,7 +26,7 @@ from retriever_service.index_folder.segments import (
     folders_of,
     read_deletions,
 )
-from retriever_service.indexing.build import silent
+from retriever_service.indexing.build import require_free, silent
 from retriever_service.indexing.changes import packed_info
 from retriever_service.indexing.parts import Progress
 from retriever_service.indexing.scan import Scanner
@@ -42,6 +42,10 @@ from services.common.files import write_atomically
 
 RUNS_DONE = "run.done"
 _GROUP_POSTINGS = 1 << 22
+_RUN_BYTES = 6
+"""Of each posting in a run: its row and its term frequency."""
+_SCAN_BYTES = 16
+"""Of each passage while it is copied: the hash of its id, and its line."""
 
 
 @compiled
@@ -90,13 +94,16 @@ def merge_index(index: str | Path, *, progress: Progress | None = None) -> Index
         key: Key = {
             "format": info.format,
             "backend": info.backend,
+            # It changes with each addition and deletion: what was merged before one is not gone on with.
             "corpus_sha256": info.corpus_sha256,
             "settings": info.settings,
             "by": "merge",
         }
         if not sealed(work, key):
+            merge = _Merge(index, info, work, tell)
+            require_free(work, merge.bytes_needed(), "for the merge; the index stays as it is")
             with full_disk_said(work):
-                _Merge(index, info, work, tell).run(key)
+                merge.run(key)
         put(work, index)
     return read_info(index)
 
@@ -112,6 +119,16 @@ class _Merge:
         self._folders = folders_of(index, info)
         self._deleted = read_deletions(index, info)["rows"]
 
+    def bytes_needed(self) -> int:
+        """Of the merged index while it is made: the files of all segments and the runs, less the share of the
+        deleted passages."""
+        segments = [open_packed(folder) for folder in self._folders]
+        rows = sum(len(segment.lengths) for segment in segments)
+        postings = sum(int(segment.frequencies.sum(dtype=np.int64)) for segment in segments)
+        files = sum(path.stat().st_size for path in self._index.rglob("*") if path.is_file())
+        kept = 1 - len(self._deleted) / max(rows, 1)
+        return round(kept * (files + _RUN_BYTES * postings + _SCAN_BYTES * rows))
+
     def run(self, key: Key) -> None:
         """Fill the folder and seal it."""
         info = self._info
@@ -126,6 +143,7 @@ class _Merge:
         )  # fmt: skip
         total = documents.count
         state = scanner.run(lambda s: self._tell("copy", s.position / total, f"{s.passages:,} passages"))
+        # The mark comes last: after a kill the runs are either whole or written anew.
         if not (work / RUNS_DONE).exists():
             write_runs([open_packed(folder) for folder in self._folders], kept, work)
             write_atomically(work / RUNS_DONE, "", durable=True)

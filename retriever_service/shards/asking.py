@@ -9,12 +9,13 @@ from typing import Any
 
 import httpx
 import orjson
-from pydantic import ValidationError
 
+from retriever_service.addresses import check_address
 from retriever_service.errors import RequestRefused, RetrieverUnavailable
 from retriever_service.refusals import detail_of, reason_of
 from retriever_service.shards import wire
 from services.common.errors import UserError
+from services.common.validation import fitting
 
 _REFUSALS = (400, 413, 422)
 """Statuses by which a shard refuses what a client of the server before it has asked."""
@@ -63,13 +64,9 @@ class Shard:
     async def look(self, until: float) -> wire.About:
         """What its index is now. Raises Unavailable."""
         answer = await self._first("GET", wire.ABOUT, None, until)
-        try:
+        what = f"its answer to {wire.ABOUT} is none of this package's; expected `unspiral serve retriever`"
+        with fitting(lambda mistakes: Unavailable(self, what)):
             return wire.About.model_validate_json(answer)
-        except ValidationError:
-            what = (
-                f"its answer to {wire.ABOUT} is none of this package's; expected `unspiral serve retriever`"
-            )
-            raise Unavailable(self, what) from None
 
     async def ask(self, path: str, content: Content, asked: dict[str, Any], until: float) -> dict[str, Any]:
         """The answer to a POST by the index of this content. Raises Unavailable, and RequestRefused
@@ -101,11 +98,9 @@ class Shard:
                     answer = await self._http.request(
                         method, address + path, content=body, headers={"x-timeout-seconds": f"{seconds:.3f}"}
                     )
-            except TimeoutError:
-                reasons.append(f"no whole answer within {seconds:.3g} s")
-                continue
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                reasons.append(reason_of(error))
+            except (TimeoutError, httpx.HTTPError) as error:
+                late = isinstance(error, TimeoutError)
+                reasons.append(f"no whole answer within {seconds:.3g} s" if late else reason_of(error))
                 continue
             if answer.status_code == 200:
                 self._at = at
@@ -133,12 +128,7 @@ def parse(given: str) -> list[list[str]]:
     shards = [[address.strip().rstrip("/") for address in one.split("|")] for one in given.split(",")]
     seen: set[str] = set()
     for address in (address for one in shards for address in one):
-        try:
-            url = httpx.URL(address)
-        except httpx.InvalidURL as error:
-            raise UserError(f"--shards {address!r}: no address ({error}); {_ACCEPTED}") from None
-        if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
-            raise UserError(f"--shards {address!r}: {_ACCEPTED}")
+        check_address("--shards", address, _ACCEPTED)
         if address in seen:
             raise UserError(f"--shards {address}: given twice; each address once")
         seen.add(address)

@@ -75,9 +75,11 @@ class ShardedIndex:
         headers = {"content-type": "application/json"} | (
             {"authorization": f"Bearer {token}"} if token else {}
         )
+        # No timeout of its own: each request has what is left of its search's time (`Shard.ask`).
         self._http = httpx.AsyncClient(headers=headers, timeout=None, trust_env=False)
         self._shards = [Shard(one, self._http) for one in parse(address.removeprefix(SHARDS))]
         self._generation = 0
+        # Searches come from any thread, and share the connections of one loop.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="shards", daemon=True)
         self._thread.start()
@@ -86,6 +88,7 @@ class ShardedIndex:
             self._call(self._look_at_all(tell))
             self._settings = self._agreed()
             undo.pop_all()
+        # Several shards of BM25 are scored as one index: each is told how often a term stands in all of them.
         self._analyzer = None
         if len(self._shards) > 1 and self._settings["backend"] == "bm25":
             self._analyzer = Analyzer(AnalyzerSettings(**self._settings["analyzer"]))

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from services.common.errors import UserError
 from services.common.http.faults import FaultForm
+from services.common.validation import fitting
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -140,15 +141,16 @@ UNION_TAGS = {"str", "list[TextPart]"}
 
 def parse_request(body: bytes) -> ChatRequest:
     """A request from its body. Raises UserError (400), which names the first mistake and its field."""
-    try:
+    with fitting(_first_mistake):
         return ChatRequest.model_validate_json(body)
-    except ValidationError as e:
-        # Of a union's members the one that fits furthest says the most.
-        first = max(e.errors(), key=lambda error: len(error["loc"]))
-        place = ".".join(str(part) for part in first["loc"] if part not in UNION_TAGS)
-        given = str(first.get("input"))[:60]
-        place = place or "body"
-        raise UserError(f"{place}: {first['msg']} (got {given!r})", status=400, field=place) from e
+
+
+def _first_mistake(mistakes: ValidationError) -> UserError:
+    # Of a union's members the one that fits furthest says the most.
+    first = max(mistakes.errors(), key=lambda error: len(error["loc"]))
+    place = ".".join(str(part) for part in first["loc"] if part not in UNION_TAGS) or "body"
+    given = str(first.get("input"))[:60]
+    return UserError(f"{place}: {first['msg']} (got {given!r})", status=400, field=place)
 
 
 class ErrorBody(BaseModel):

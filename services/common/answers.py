@@ -4,6 +4,7 @@ a service."""
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -42,10 +43,8 @@ def object_of(body: bytes) -> dict[str, Any]:
 
 def _decoded(body: bytes, charset: str | None) -> str:
     if charset:
-        try:
+        with suppress(LookupError, UnicodeError):  # no such encoding, or none of text
             return body.decode(charset, "replace")
-        except (LookupError, UnicodeError):  # no such encoding, or none of text
-            pass
     return body.decode(json.detect_encoding(body), "replace")
 
 

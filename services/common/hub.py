@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -107,12 +108,10 @@ def fetched(name: HubName, what: str, say: Say = print) -> Path:
             return Path(hf_hub_download(name.repository, name.file, **options))
         return Path(snapshot_download(name.repository, allow_patterns=patterns, **options))
 
-    try:
+    with suppress(OSError, RuntimeError, ValueError):  # its own errors are of these: not there, or not whole
         found = get(cached_alone=True)
         if constants.HF_HUB_OFFLINE or _whole(found, name):
             return found
-    except (OSError, RuntimeError, ValueError):  # its own errors are of these: not there, or not whole
-        pass
     if constants.HF_HUB_OFFLINE:
         raise EnvironmentLacks(
             f"{what}: {name.absent}, and not in the hub's cache at {constants.HF_HUB_CACHE} "

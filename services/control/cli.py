@@ -15,7 +15,7 @@ from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import hints, holder_of
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.loading.lazy import LazyModule
-from services.common.run_paths import LATEST, run_folder
+from services.common.runs.paths import LATEST, run_folder
 from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Answer, Done, RunStatus
 
 if TYPE_CHECKING:

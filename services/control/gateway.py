@@ -20,13 +20,13 @@ from typing import Any, Literal, TypedDict, TypeVar, cast
 from urllib.parse import quote
 
 import httpx
-from pydantic import ValidationError
 
 from services.common.answers import object_of
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.peers import asking
 from services.common.peers.asking import LOOK_SECONDS
-from services.control.records import Answer, Done, NoRun, RunStatus
+from services.common.validation import fitting
+from services.control.records import Answer, Done, RunStatus, no_run
 
 A = TypeVar("A", bound=Answer)
 log = logging.getLogger("unspiral.control")
@@ -126,10 +126,10 @@ class Gateway:
         await asyncio.to_thread(self._registered)
 
     async def status(self) -> RunStatus:
-        try:
-            url, others = await self._find()
-        except NoRun:
+        found = await self._find()
+        if found is None:
             return RunStatus(state="no run")
+        url, others = found
         status = await self._ask(RunStatus, "GET", "/v1/status", url=url)
         return status.model_copy(update={"others": others})
 
@@ -148,12 +148,16 @@ class Gateway:
     async def _ask(
         self, kind: type[A], method: str, path: str, body: Any = None, url: str | None = None
     ) -> A:
-        url = url or (await self._find())[0]
+        if url is None:
+            found = await self._find()
+            if found is None:
+                raise no_run(f"no run on the cluster at {self.ray_address}")
+            url = found[0]
         return read_answer(await asking.ask(url, self._token, method, path, body), kind, url)
 
-    async def _find(self) -> tuple[str, list[str]]:
-        """The address of the newest run that answers, looked up at each request, and the names of the others.
-        Raises NoRun, EnvironmentLacks."""
+    async def _find(self) -> tuple[str, list[str]] | None:
+        """The address of the newest run that answers, looked up at each request, and the names of the others;
+        None where none answers. Raises EnvironmentLacks."""
         runs = await asyncio.to_thread(self._registered)
         # Without the token: who answers is not known yet.
         async with httpx.AsyncClient(timeout=LOOK_SECONDS, trust_env=False) as http:
@@ -163,7 +167,7 @@ class Gateway:
             (r for r, is_it in zip(runs, answers, strict=True) if is_it), key=lambda r: r["started"]
         )
         if not alive:
-            raise NoRun(f"no run on the cluster at {self.ray_address}")
+            return None
         return alive[-1]["url"], sorted(r["run"] for r in alive[:-1])
 
     def _registered(self) -> list[Announcement]:
@@ -197,9 +201,6 @@ def read_answer(answer: httpx.Response, kind: type[A], url: str) -> A:
     EnvironmentLacks for what no control plane would answer."""
     if not answer.is_success:
         raise asking.refusal(answer)
-    try:
+    strange = f"{url}: what answers there is no control plane of a run, or one of a version too far from this"
+    with fitting(lambda mistakes: EnvironmentLacks(strange)):
         return kind.model_validate_json(answer.content)
-    except ValidationError as e:
-        raise EnvironmentLacks(
-            f"{url}: what answers there is no control plane of a run, or one of a version too far from this"
-        ) from e

@@ -6,17 +6,14 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
-from services.common.errors import UnspiralError
+from services.common.errors import EnvironmentLacks
 
 MAX_WORKERS = 10_000
 
 
-class NoRun(UnspiralError):
-    """No run is there that could carry a request out."""
-
-    exit_code = 3
-    status = 409
-    explained = True
+def no_run(line: str) -> EnvironmentLacks:
+    """What a request meets where no run is there that could carry it out."""
+    return EnvironmentLacks(line, status=409)
 
 
 class Record(BaseModel):
@@ -121,9 +118,10 @@ PAUSE_INSTEAD = "a run without workers ends; to have it wait with its workers ke
 class Control(Protocol):
     """What the server serves: a run itself, or a gateway to one.
 
-    All methods raise NoRun, UserError for a request that is wrong (status 404 for an unknown worker), and
-    EnvironmentLacks where the cluster or the run does not allow it: status 409 for too few resources, 503
-    where nothing answers, 504 for a run that is there and does not answer.
+    All methods raise UserError for a request that is wrong (status 404 for an unknown worker), and
+    EnvironmentLacks where the cluster or the run does not allow it: status 409 where no run is there
+    (`no_run`) and for too few resources, 503 where nothing answers, 504 for a run that is there and does not
+    answer.
     """
 
     async def ready(self) -> None:

@@ -3,6 +3,7 @@ front of a run and of a gateway."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import fastapi
@@ -16,6 +17,7 @@ from services.common.http.app import new_app
 from services.common.http.bodies import json_body, read_body
 from services.common.http.faults import WITH_BODY, described, text_answer
 from services.common.peers.proof import proof
+from services.common.validation import fitting
 from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Control, Done, RunStatus, Scale
 
 MAX_BODY_BYTES = 4096
@@ -32,6 +34,12 @@ Nonce = Annotated[
     fastapi.Query(pattern="^[0-9a-f]{32}$", description="32 hexadecimal digits, to be answered by a proof"),
 ]
 Worker = Annotated[str, fastapi.Path(max_length=64, description="a worker's id, such as w0.1")]
+
+
+def _no_scale(body: bytes, mistakes: ValidationError) -> UserError:
+    given = body[:60].decode("utf-8", "replace") or "an empty body"
+    none = any(mistake["type"] == "greater_than_equal" for mistake in mistakes.errors())
+    return UserError(f"{SCALE_ACCEPTS}; got {given}" + (f"; {PAUSE_INSTEAD}" if none else ""))
 
 
 def create_app(control: Control, token: str | None = None, id: str | None = None) -> FastAPI:
@@ -62,12 +70,8 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
 
         409 where the cluster cannot hold so many, unless `ahead` is true."""
         body = await read_body(request, MAX_BODY_BYTES)
-        try:
+        with fitting(partial(_no_scale, body)):
             wanted = Scale.model_validate_json(body)
-        except ValidationError as e:
-            given = body[:60].decode("utf-8", "replace") or "an empty body"
-            none = any(error["type"] == "greater_than_equal" for error in e.errors())
-            raise UserError(f"{SCALE_ACCEPTS}; got {given}" + (f"; {PAUSE_INSTEAD}" if none else "")) from e
         return await control.scale(wanted.n, wanted.ahead)
 
     @app.post("/v1/workers/{worker}/drain", status_code=202, responses=TO_A_RUN | described(404))

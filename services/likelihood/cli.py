@@ -15,7 +15,7 @@ import typer
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.names import accepted
-from services.common.run_paths import LATEST, run_folder
+from services.common.runs.paths import LATEST, run_folder
 from services.likelihood.exports import mirrors, upkeep
 from services.likelihood.exports.report import write_report
 from services.likelihood.exports.run_files import RunFiles, read_rules, read_run

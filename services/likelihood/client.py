@@ -172,6 +172,7 @@ class LikelihoodClient:
         seconds."""
         deadline = time.monotonic() + timeout
         with self._changed:
+            # Not until the queue is empty: other threads may go on adding to it.
             last = self._spool.next_seq - 1
             while (oldest := self._spool.oldest()) is not None and oldest <= last:
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
@@ -238,6 +239,7 @@ class LikelihoodClient:
                 if message is None:  # it could not be read
                     self._changed.notify_all()
                     continue
+            # Without the lock: a slow service must not keep the run from handing over the next step.
             problem = self._send(message)
             if problem is None:
                 with self._changed:

@@ -17,6 +17,7 @@ from pydantic_core import from_json
 
 from services.common.errors import UserError
 from services.common.names import accepted
+from services.common.validation import fitting
 
 MAX_STEP = 1_000_000
 """A curve is held densely, 8 bytes per step: one post of a far-off step must not cost gigabytes."""
@@ -247,10 +248,8 @@ def parsed(model: type[R], body: bytes) -> R:
     except ValueError as e:
         raise UserError(f"body: not JSON ({e})") from e
     _check_shape(raw)
-    try:
+    with fitting(lambda e: UserError(one_line(e, _keys_at(model, _first_of(e)["loc"][:-1])))):
         return model.model_validate(raw)
-    except ValidationError as e:
-        raise UserError(one_line(e, _keys_at(model, _first_of(e)["loc"][:-1]))) from e
 
 
 def _keys_at(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:

@@ -236,6 +236,8 @@ class LikelihoodService:
                 )
             watch.last = stored.step
         if not phases:
+            # Another service has replaced the step meanwhile: what is known here of the run is out of date,
+            # and the next post reads it anew.
             _forget(self._watches, run, self._guard)
             return None
         _remember(self._watches, run, watch, self._guard)

@@ -67,8 +67,10 @@ class Spool:
         with writing(f"spool folder {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = lock(self.folder / "lock", lambda holder: EnvironmentLacks(taken + holder))
+        # A kill in mid-write left these: nobody was told yet that they are on disk.
         for torn in self.folder.glob("*.tmp"):
             torn.unlink()
+        # Numbers have leading zeros (`_path`), so that names sort as messages came.
         self.files = deque(sorted(self.folder.glob("*.msg")))
         self.memory: deque[Message] = deque()
         self.held = 0
@@ -85,6 +87,7 @@ class Spool:
         else:
             self.memory.append(message)
             self.held += message.size
+        # Last: where a full disk has refused the message, its number is still free.
         self.next_seq += 1
 
     def first(self) -> Message | None:
@@ -115,6 +118,7 @@ class Spool:
 
     def done(self, message: Message) -> None:
         """Forget the oldest message."""
+        # The sender holds no lock while it sends: meanwhile `to_disk` may have made a file of the message.
         if self.memory and self.memory[0] is message:
             self.memory.popleft()
             self.held -= message.size
@@ -126,6 +130,7 @@ class Spool:
 
         Raises EnvironmentLacks where the disk is full."""
         path = self._path(message)
+        # One that still waits in memory is not on disk yet.
         if not path.exists():
             self._save(message, path)
         bad = path.with_name(path.name + ".bad")
@@ -150,6 +155,8 @@ class Spool:
 
     def to_disk(self) -> None:
         """Write what is in memory to disk, before what is there already."""
+        # Files are newer than what memory holds. The list is put together again even where a full disk stops
+        # this halfway; the rest then stays in memory.
         newer = self.files
         self.files = deque()
         try:

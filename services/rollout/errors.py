@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from services.common.errors import EnvironmentLacks, UnspiralError
-
-
-class NoWorkersError(EnvironmentLacks):
-    """No rollout worker serves, and none will come without help from outside."""
-
-
-class UnschedulableError(EnvironmentLacks):
-    """The cluster lacks the resources that a worker asks for; the message lists demand against supply."""
+from services.common.errors import UnspiralError
 
 
 class WorkerLostError(UnspiralError):
@@ -19,7 +11,3 @@ class WorkerLostError(UnspiralError):
 
 class WorkerUnavailableError(UnspiralError):
     """This worker runs no trajectory now, or gave one up; another worker may run it."""
-
-
-class NonFiniteLogprobError(UnspiralError):
-    """The sampler reported a log-prob that is not finite: the trajectory must not be trained on."""

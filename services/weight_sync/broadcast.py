@@ -69,6 +69,7 @@ def receive(group: Group, load: Load) -> None:
                     # It travels while this one is written into the model.
                     coming = begin(number + 1)
                 group.wait(arrived)
+                # Before `load`: one that fails halfway has touched the model as well.
                 written = True
                 load([(piece.name, piece.view(buffers[number % 2])) for piece in pieces])
                 # The sender's next bucket but one goes into this buffer: copies out of it must be done.
@@ -119,6 +120,7 @@ class BroadcastSource:
         same = last is not None and last.ranks == ranks and self._layout.weights == listed
         if group is not None and last is not None and same and group.usable:
             # The same members as last time: the group is used again, and they know what comes.
+            # Without the list: thousands of names and shapes need not travel again at every sync.
             ticket = replace(last, version=version, weights=None)
         else:
             if group is not None:
@@ -192,6 +194,8 @@ class WeightReceiver:
             elif ticket.weights is None:
                 raise GroupBrokenError(f"worker {worker} is not in group {ticket.epoch}")
             else:
+                # Joined all the same: the others learn what is wrong from this rank's facts, and not by a
+                # timeout.
                 problem = problem or _other_type(ticket.weights, own)
                 layout = Layout(ticket.weights, ticket.bucket_bytes)
                 group = Group(ticket, ticket.ranks[worker] + part, device, layout, part=part)
@@ -259,6 +263,7 @@ class WeightLender:
         self._stopped = True
         if (group := self._group) is not None:
             group.give_up(_TAKES_NEW)
+        # The thread reads the parameters that are about to be written: it must have let go of them.
         thread.join(30)
         self._thread = None
         if thread.is_alive():

@@ -20,7 +20,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -209,12 +209,11 @@ class Group:
             self.wait(lambda: store.check(keys), lambda: f"{', '.join(self._absent(keys))} did not come")
             facts = [json.loads(store.get(key)) for key in keys]
             check_facts(self.names, facts)
+            # After the facts, which name the reason on all ranks alike.
             if store.check(["broken"]):  # by one that came, said what it is, and left
                 raise GroupBrokenError(store.get("broken").decode())
-            try:
+            with _broken_by(f"{self.names[self.rank]} could not connect to the group"):
                 self.communicator = self._connect(PrefixStore("communicator", store), facts)
-            except RuntimeError as e:
-                raise GroupBrokenError(f"{self.names[self.rank]} could not connect to the group: {e}") from e
 
     def _connect(self, store: Any, facts: Sequence[dict[str, Any]]) -> Communicator:
         if self._ticket.backend == "nccl":
@@ -254,10 +253,8 @@ class Group:
 
     def broadcast(self, buffer: Tensor) -> Callable[[], bool]:
         """Begin to move a bucket; see Communicator. Raises GroupBrokenError."""
-        try:
+        with _broken_by(self.names[self.rank]):
             return self._joined().broadcast(buffer)
-        except RuntimeError as e:
-            raise GroupBrokenError(f"{self.names[self.rank]}: {e}") from e
 
     def fence(self) -> None:
         """Wait until this process's own work on the buffers is done."""
@@ -277,6 +274,7 @@ class Group:
         try:
             yield
         except BaseException as e:
+            # Errors of the sync say whose they are.
             of_all = isinstance(e, WeightSyncError)
             self.leave(str(e) if of_all else f"{self.names[self.rank]}: {type(e).__name__}: {e}")
             raise
@@ -373,6 +371,15 @@ _idle: dict[tuple[str, int], list[Any]] = {}
 server is slow."""
 
 
+@contextmanager
+def _broken_by(what: str) -> Iterator[None]:
+    """Around calls of PyTorch's transport, whose errors are all RuntimeErrors."""
+    try:
+        yield
+    except RuntimeError as e:
+        raise GroupBrokenError(f"{what}: {e}") from e
+
+
 def connect(ticket: Ticket) -> Any:
     """Connect to a ticket's meeting place. Raises GroupBrokenError."""
     from torch.distributed import TCPStore
@@ -404,21 +411,17 @@ def keep_connections(ticket: Ticket, connections: Sequence[Any]) -> None:
 
 def break_group(ticket: Ticket, reason: str) -> None:
     """Tell all ranks of a group that one of them is gone. Does nothing where nobody is left to be told."""
-    try:
+    with suppress(GroupBrokenError):
         store = connect(ticket)
         for part in range(ticket.parts if ticket.raw else 1):
             _mark_broken(_prefixed(store, ticket, part), reason)
         keep_connections(ticket, [store])
-    except GroupBrokenError:
-        return
 
 
 def _mark_broken(store: Any, reason: str) -> None:
-    try:
+    with suppress(RuntimeError):  # the store's process is gone, which tells the others as well
         # The first reason stays: those that follow are its consequences.
         store.compare_set("broken", "", reason)
-    except RuntimeError:
-        return  # the store's process is gone, which tells the others as well
 
 
 def _prefixed(store: Any, ticket: Ticket, part: int) -> Any:

@@ -179,7 +179,7 @@ def test_the_last_line_is_the_verdict():
 
 def test_the_questions_and_the_gpus_of_a_configuration_are_looked_at(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(doctor, "_gpus", lambda: 0)
+    monkeypatch.setattr(doctor, "gpus_here", lambda: 0)
     questions = tmp_path / "q.jsonl"
     questions.write_text('{"question": "who?", "answer": "Homer"}\n')
     config = tmp_path / "c.yaml"
@@ -191,7 +191,7 @@ def test_the_questions_and_the_gpus_of_a_configuration_are_looked_at(tmp_path, m
     assert "q.jsonl: 1 question in 1 row" in text
     assert code == 3 and "BAD   GPUs" in text
     assert "rollout.share_gpus=true: needs 1 GPU, and this machine has none" in " ".join(text.split())
-    monkeypatch.setattr(doctor, "_gpus", lambda: 1)
+    monkeypatch.setattr(doctor, "gpus_here", lambda: 1)
     assert "BAD   GPUs" not in table("retriever", config)[1]
     with questions.open("a") as more:
         more.write('{"title": "a"}\n')

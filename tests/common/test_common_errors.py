@@ -13,14 +13,14 @@ from services.common.errors import EnvironmentLacks, UnspiralError, UserError, e
 from services.common.http.faults import install_faults
 from services.common.loading.lazy import LazyModule
 from services.common.processes.signals import Stopped
-from services.control.records import NoRun
-from services.rollout.errors import NonFiniteLogprobError, WorkerLostError
+from services.control.records import no_run
+from services.rollout.errors import WorkerLostError
 from services.weight_sync import WeightSyncError
 from trainer.commands.cli import line_of
 from trainer.learner.group import LearnerError, no_room
 
 
-@pytest.mark.parametrize("kind", [UnspiralError, NonFiniteLogprobError, WorkerLostError, RuntimeError])
+@pytest.mark.parametrize("kind", [UnspiralError, FloatingPointError, WorkerLostError, RuntimeError])
 def test_a_fault_of_ours_keeps_its_traceback(kind):
     assert line_of(kind("the engine returned 5 tokens with 4 log-probs")) is None
 
@@ -30,7 +30,7 @@ def test_a_fault_of_ours_keeps_its_traceback(kind):
     [
         (UserError("x"), 2),
         (EnvironmentLacks("x"), 3),
-        (NoRun("x"), 3),
+        (no_run("x"), 3),
         (WeightSyncError("x"), 1),
         (LearnerError("x"), 1),
         (no_room("x"), 3),

@@ -18,6 +18,7 @@ from services.contracts import Question
 from services.settings import RolloutSettings
 from trainer.commands.cli import main
 from trainer.config.schema import parse_config
+from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its files (lab:train_corpus:0)
 from trainer.session import startup
 from trainer.session.preflight import check_prompts, check_retrievers
 from trainer.session.stopping import StopSignals
@@ -130,7 +131,7 @@ def test_a_cluster_that_stays_too_small_is_one_line_and_a_local_one_is_not_waite
     monkeypatch, address, seconds
 ):
     said = rf"ask for CPU 3; the cluster has CPU 2, also after {seconds} s"
-    with pytest.raises(startup.placement.UnschedulableError, match=said):
+    with pytest.raises(EnvironmentLacks, match=said):
         rooms(monkeypatch, 2, address=address)
 
 
@@ -153,7 +154,7 @@ def test_a_local_ray_without_room_is_told_before_anything_is_indexed_or_started(
         async with startup.start_system(config, "m", None, lambda text: None, identity={}):
             raise AssertionError("it started")
 
-    with pytest.raises(startup.placement.UnschedulableError, match="ask for CPU 3; the cluster has CPU 2"):
+    with pytest.raises(EnvironmentLacks, match="ask for CPU 3; the cluster has CPU 2"):
         asyncio.run(run())
 
 

@@ -21,7 +21,6 @@ from services.control.gateway import Gateway, announce_run, announcement, read_a
 from services.control.launch import serve_in_thread
 from services.control.records import (
     Done,
-    NoRun,
     Reach,
     RunStatus,
 )
@@ -35,6 +34,7 @@ from trainer.session.control import RunControl, announced, reach, served
 
 LOCAL = ControlSettings(host="127.0.0.1", port=0)
 CONFIG = {"model": {"path": "m"}, "data": {"train": "t"}, "retriever": {"url": "http://x"}}
+NO_RUN = "no run on the cluster at 127.0.0.1:6379"
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_who_announced_an_address_is_never_sent_the_token_without_a_proof(strang
     gateway = Gateway("127.0.0.1:6379", "secret")
     for answer in (None, "", "0" * 64, 5):
         stranger_announced.answers["/healthz"] = (200, {"run": "i", "proof": answer})
-        with pytest.raises(NoRun):
+        with pytest.raises(EnvironmentLacks, match=NO_RUN):
             asyncio.run(gateway.pause())
     assert {(path, token) for path, token in stranger_announced.asked} == {("/healthz", None)}
     assert f"run r at {stranger_announced.url} does not hold this UNSPIRAL_API_TOKEN" in caplog.text
@@ -135,7 +135,7 @@ def test_a_real_runs_proof_does_not_help_who_passes_it_on(stranger_announced, mo
             return 200, handed_on[-1]
 
         stranger_announced.relay = relay
-        with pytest.raises(NoRun):
+        with pytest.raises(EnvironmentLacks, match=NO_RUN):
             asyncio.run(Gateway("127.0.0.1:6379", "secret").pause())
         assert handed_on[0].keys() == {"status", "run", "proof"}
         assert [token for _, token in stranger_announced.asked] == [None]
@@ -156,7 +156,7 @@ def test_a_run_that_proves_that_it_holds_the_token_is_asked_with_it(cluster, mon
     try:
         cluster.append({"run": "r", "id": "i", "url": server.url, "started": 1.0})
         assert asyncio.run(Gateway("127.0.0.1:6379", token).pause()) == Done(text="pauses")
-        with pytest.raises(NoRun if token else UnspiralError):
+        with pytest.raises(EnvironmentLacks if token else UnspiralError, match=NO_RUN if token else None):
             asyncio.run(Gateway("127.0.0.1:6379", "another").drain("w"))
     finally:
         server.stop()

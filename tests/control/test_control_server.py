@@ -15,9 +15,6 @@ from control_world import Run
 from services.common.errors import EnvironmentLacks, UnspiralError, UserError
 from services.control.gateway import Gateway
 from services.control.launch import serve_in_thread
-from services.control.records import (
-    NoRun,
-)
 from services.control.server import create_app
 from services.settings import ControlSettings
 from trainer.commands.cli import main
@@ -259,7 +256,7 @@ def test_a_driver_that_is_busy_is_an_answer_within_the_timeout(monkeypatch, tmp_
 
     answers = asyncio.run(driver())
     assert all(a.status == 504 and "did not answer within 0.2 s" in str(a) for a in answers[:3])
-    assert answers[3].state == "starting" and isinstance(answers[4], NoRun) and answers[5] is None
+    assert answers[3].state == "starting" and answers[4].status == 409 and answers[5] is None
 
 
 # -- the gateway

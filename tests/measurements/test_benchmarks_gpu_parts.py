@@ -14,8 +14,8 @@ from transformers import Qwen2ForCausalLM
 from benchmarks import gpu_searcher, two_gpus
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import staleness as gpu_staleness
-from benchmarks.gpu import striking
 from benchmarks.gpu import watch as gpu_watch
+from benchmarks.gpu.sync import striking
 from services.rollout.worker.tokenizer import load_tokenizer
 
 
@@ -110,8 +110,8 @@ def test_staleness_is_compared_by_reward_over_wall_time(tmp_path):
 def test_the_learners_distance_to_itself_is_that_of_its_rounding(tmp_path):
     from learner_world import make_config, make_policy
 
-    from benchmarks.gpu.batches import random_batch
-    from benchmarks.gpu.sync_actors import BenchRank
+    from benchmarks.gpu.sync.actors import BenchRank
+    from benchmarks.gpu.sync.batches import random_batch
 
     model = make_policy(tmp_path)
     batch = random_batch(4, 16, 40, seed=1)

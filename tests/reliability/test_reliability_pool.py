@@ -17,7 +17,7 @@ from rollout_fakes import request
 from rollout_search import search_server
 from sync_world import LocalLearner, change, pool, sync, wide_model
 
-from services.rollout.errors import NoWorkersError
+from services.common.errors import EnvironmentLacks
 from services.rollout.pool import membership, placement
 from services.settings import WeightSyncSettings
 
@@ -75,7 +75,7 @@ async def test_a_worker_that_raises_in_its_constructor_ends_the_start_with_its_n
     began = time.monotonic()
     async with pool(tmp_path, workers=1) as p:
         with pytest.raises(
-            NoWorkersError,
+            EnvironmentLacks,
             match=r"rollout worker w0\.1 died while it started.*no such thing as a worker here",
         ) as e:
             await p.start()

@@ -20,7 +20,9 @@ from retriever_service.http.launch import serve_in_thread
 from retriever_service.index_folder.corpus import estimate
 from retriever_service.index_folder.description import verify
 from retriever_service.indexing.build import build_index
+from retriever_service.indexing.changes import add_to_index
 from retriever_service.indexing.convert import convert_index
+from retriever_service.indexing.merge import merge_index
 from retriever_service.search.index import Index
 from retriever_service.settings import ServerSettings
 from services.common.errors import EnvironmentLacks, UserError
@@ -72,6 +74,25 @@ def test_a_gzipped_corpus_is_taken_for_what_it_unpacks_to(corpora, tmp_path, dis
     with pytest.raises(EnvironmentLacks, match="needed for the build"):
         build_index(plain, tmp_path / "i", postings="bm25s")
     assert build_index(plain, tmp_path / "i", postings="packed").passages == 60_000  # 16 + 2 x 19 + 4
+
+
+def test_a_merge_that_does_not_fit_says_so_before_it_begins(corpora, tmp_path, disk):
+    plain, _ = corpora
+    index = tmp_path / "i"
+    disk(1000)
+    build_index(plain, index, postings="packed")
+    (tmp_path / "more.jsonl").write_text('{"id": "more", "contents": "other words"}')
+    add_to_index(index, tmp_path / "more.jsonl")
+    before = {path: path.read_bytes() for path in index.rglob("*") if path.is_file()}
+    size = sum(map(len, before.values())) / MIB
+    disk(size)
+    told = []
+    with pytest.raises(EnvironmentLacks, match=r"GiB needed for the merge; the index stays as it is"):
+        merge_index(index, progress=lambda *said: told.append(said))
+    assert not told
+    assert {path: path.read_bytes() for path in index.rglob("*") if path.is_file()} == before
+    disk(size + 16 + 3)  # 60,000 passages of 4 words that the index knows: 1.4 MiB of runs, .9 of the copy
+    assert merge_index(index).passages == 60_001
 
 
 def test_vectors_count_for_the_disk_that_a_build_needs(corpora, tiny_encoder, tmp_path, disk):

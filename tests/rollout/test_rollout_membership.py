@@ -12,8 +12,9 @@ import pytest
 from ray.exceptions import RayError
 from rollout_fakes import ScriptedWorker, request
 
+from services.common.errors import EnvironmentLacks
 from services.contracts import WeightUpdate, WorkerInfo
-from services.rollout.errors import NoWorkersError, WorkerLostError
+from services.rollout.errors import WorkerLostError
 from services.rollout.pool import delivery as deliveries
 from services.rollout.pool import membership, placement
 from services.rollout.pool.delivery import Delivery
@@ -115,19 +116,19 @@ async def test_a_slot_without_a_worker_is_hope_unless_the_cluster_has_no_room_fo
     if hope:
         book.raise_if_no_worker_can_serve()
         return
-    with pytest.raises(NoWorkersError, match="no room for another"):
+    with pytest.raises(EnvironmentLacks, match="no room for another"):
         book.raise_if_no_worker_can_serve()
 
 
 async def test_half_written_workers_may_hope_while_a_version_is_to_be_sent_again():
     pool = pool_of(member(0, samples, state="failed"))
     book = pool._roster
-    with pytest.raises(NoWorkersError, match="the last sync failed on all of them"):
+    with pytest.raises(EnvironmentLacks, match="the last sync failed on all of them"):
         book.raise_if_no_worker_can_serve()
     pool._delivery._settle(
         WeightUpdate(1, "gloo", None, 0), list(book.members.values()), {}
     )  # nothing failed: no reason to wait
-    with pytest.raises(NoWorkersError):
+    with pytest.raises(EnvironmentLacks):
         book.raise_if_no_worker_can_serve()
     with pytest.raises(GroupBrokenError):
         survivor = book.members[0]
@@ -430,7 +431,7 @@ async def test_a_batch_in_lockstep_counts_as_the_trajectories_that_it_is():
 async def test_lockstep_does_not_wait_for_a_slot_that_was_given_up():
     pool = pool_of(member(0, samples), target=2, deterministic=True)
     pool._roster.given_up[1] = "5 workers ended without having finished a trajectory"
-    with pytest.raises(NoWorkersError, match="slot 1: 5 workers ended"):
+    with pytest.raises(EnvironmentLacks, match="slot 1: 5 workers ended"):
         await asyncio.wait_for(pool._serving_in(1), 5)
 
 
@@ -452,3 +453,25 @@ async def test_a_worker_that_moves_into_a_given_up_slot_is_replaced_when_it_dies
     pool._membership._fill()
     await asyncio.sleep(0)
     assert asked == [1, 0]
+
+
+@pytest.mark.parametrize(("room", "crashes"), [(False, 0), (True, 1)])
+async def test_a_slot_without_room_is_no_crash_and_a_worker_that_dies_while_it_starts_is(
+    monkeypatch, room, crashes
+):
+    """Both are the same class of error: a full cluster must not use up the slot's CRASHES."""
+
+    async def reserve(settings):
+        if not room:
+            raise EnvironmentLacks("no room for a rollout worker")
+        return SimpleNamespace(bundle_specs=[{}])
+
+    async def dies(method, *args):
+        raise WorkerLostError("killed")
+
+    monkeypatch.setattr(placement, "reserve", reserve)
+    monkeypatch.setattr(placement, "create_worker", lambda *arguments: ScriptedWorker(dies))
+    pool = pool_of(target=1)
+    await pool._membership._replace(0)
+    assert (pool._roster.crashes[0], pool._roster.no_room) == (crashes, set() if room else {0})
+    assert [e["event"] for e in pool.events] == ["worker_start_failed"]

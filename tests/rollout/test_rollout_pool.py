@@ -18,9 +18,8 @@ from rollout_models import searcher
 from rollout_search import search_server
 
 from retriever_service.client import RetrieverUnavailable
-from services.common.errors import UserError
+from services.common.errors import EnvironmentLacks, UserError
 from services.contracts import WeightUpdate
-from services.rollout.errors import NoWorkersError, UnschedulableError
 from services.rollout.pool import membership, placement
 from services.settings import WeightSyncSettings
 from services.weight_sync import WeightSyncError, make_publisher
@@ -129,7 +128,7 @@ async def test_a_pool_of_vllm_workers(cluster, policy, search):
         await p.close()
         assert not psutil.wait_procs(processes, timeout=10)[1]
         assert p.workers() == []
-        with pytest.raises(NoWorkersError, match="closed"):
+        with pytest.raises(EnvironmentLacks, match="closed"):
             await p.rollout(requests("late", 2))
 
 
@@ -252,7 +251,7 @@ async def test_workers_come_and_go_during_a_run(cluster, quick, policy, search, 
         await scaling
         assert {t.worker for t in await batch} == {"w1.1"}
         assert p.workers() == []
-        with pytest.raises(NoWorkersError, match="scaled to 0") as e:
+        with pytest.raises(EnvironmentLacks, match="scaled to 0") as e:
             await p.rollout(requests("none", 2))
         assert e.value.exit_code == 3
         with pytest.raises(ValueError, match="negative"):
@@ -298,7 +297,7 @@ async def test_a_crash_loop_is_bounded_and_reported(cluster, quick, search, tmp_
             batch = asyncio.create_task(p.rollout(requests("lost", 2)))
         os.kill(p.workers()[0].pid, signal.SIGKILL)
         with pytest.raises(
-            NoWorkersError, match=r"replacements ended one after the other .*, the last by UserError"
+            EnvironmentLacks, match=r"replacements ended one after the other .*, the last by UserError"
         ) as e:
             await asyncio.wait_for(batch, 60)
         assert e.value.exit_code == 3
@@ -319,7 +318,7 @@ async def test_a_worker_that_the_cluster_has_no_room_for_is_an_error_with_demand
     monkeypatch.setattr(placement, "SCHEDULE_SECONDS", 2.0)
     async with pool(policy.path, search.url, tensor_parallel=99) as p:
         with pytest.raises(
-            UnschedulableError, match=r"asks for GPU 99; the cluster has CPU 3 free of 3, GPU 0 free of 0"
+            EnvironmentLacks, match=r"asks for GPU 99; the cluster has CPU 3 free of 3, GPU 0 free of 0"
         ) as e:
             await asyncio.wait_for(p.start(), 30)
         assert e.value.exit_code == 3

@@ -12,7 +12,7 @@ from rollout_models import tiny_model
 from test_rollout_membership import pool_of, until
 from test_trainer_monitor_actions import system
 
-from services.common.errors import UnspiralError, UserError
+from services.common.errors import EnvironmentLacks, UnspiralError, UserError
 from services.contracts import WeightUpdate, WorkerInfo
 from services.rollout.engines.transformers_engine import TransformersEngine
 from services.rollout.pool import placement
@@ -61,14 +61,14 @@ def test_what_does_not_go_with_turns_is_refused_in_one_line(sections, line):
     ],
 )
 def test_too_few_gpus_are_said_before_anything_starts(settings, ranks, gpus, line):
-    with pytest.raises(placement.UnschedulableError, match=line):
+    with pytest.raises(EnvironmentLacks, match=line):
         placement.check_gpus(RolloutSettings(**settings), ranks, {"CPU": 8.0, "GPU": float(gpus)})
 
 
 def test_a_variable_that_puts_everything_on_the_first_gpu_is_refused(monkeypatch):
     monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
     placement.check_gpus(RolloutSettings(), 1, {"CPU": 8.0})
-    with pytest.raises(placement.UnschedulableError, match="NOSET_CUDA_VISIBLE_DEVICES is set: every worker"):
+    with pytest.raises(EnvironmentLacks, match="NOSET_CUDA_VISIBLE_DEVICES is set: every worker"):
         placement.check_gpus(RolloutSettings(), 1, {"CPU": 8.0, "GPU": 2.0})
 
 

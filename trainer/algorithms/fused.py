@@ -93,6 +93,7 @@ class _TokenLogprobs(torch.autograd.Function):
         dtype = _compute_dtype(hidden)
         logp, entropy, lse = (torch.empty(n, dtype=dtype, device=hidden.device) for _ in range(3))
         device_ids = None if masked_ids is None else masked_ids.to(hidden.device)
+        # `_matmul` chooses the precision of each product; autocast would round it.
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, n, chunk_tokens):
                 rows = slice(start, start + chunk_tokens)
@@ -114,6 +115,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.masked_ids = masked_ids
         ctx.temperature = temperature
         ctx.chunk_tokens = chunk_tokens
+        # A result that no loss uses then costs nothing in the backward pass.
         ctx.set_materialize_grads(False)
         return logp, entropy
 
@@ -139,6 +141,7 @@ class _TokenLogprobs(torch.autograd.Function):
             host_ids = ids.tolist()
             ids = ids.to(hidden.device)
         blocks = math.ceil(n / ctx.chunk_tokens)
+        # About as many logits at a time as the forward pass makes: [n, width] for [chunk_tokens, v].
         width = 128 * math.ceil(v / (128 * blocks)) if blocks else v
         with torch.autocast(hidden.device.type, enabled=False):
             for a in range(0, v if blocks else 0, width):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.common.run_paths import LATEST, RUNS, is_run
+from services.common.runs.paths import LATEST, RUNS, is_run
 from trainer.config.schema import Config, leaf_keys, paths_of
 
 

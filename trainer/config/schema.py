@@ -18,6 +18,7 @@ from services.common.loading.user_code import is_import_path
 from services.common.names import accepted, nearest
 from services.common.redaction import address_without_secrets
 from services.common.users_files import parse_yaml
+from services.common.validation import fitting
 from services.settings import (
     ControlSettings,
     MonitorSettings,
@@ -34,7 +35,7 @@ from trainer.config.aliases import meant_by
 from trainer.config.expected import expected
 from trainer.config.held_out_scores import BestBy
 from trainer.config.learner import LearnerSettings
-from trainer.config.yaml_file import read_yaml
+from trainer.config.yaml_file import read_sections
 from trainer.rewards import ACCEPTED, is_kind
 
 
@@ -312,7 +313,7 @@ class Config(Settings):
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Read YAML, apply `a.b=c` overrides (values are YAML), validate. Raises UserError."""
-    raw = read_yaml(Path(path))
+    raw = read_sections(Path(path))
     override(raw, overrides)
     return parse_config(raw)
 
@@ -336,10 +337,8 @@ def override(raw: dict[str, Any], overrides: Iterable[str]) -> None:
 
 def parse_config(raw: dict[str, Any]) -> Config:
     """Validate a nested mapping. Raises UserError with one line for the first mistake."""
-    try:
+    with fitting(lambda error: UserError(_one_line(error))):
         return Config.model_validate(raw)
-    except ValidationError as e:
-        raise UserError(_one_line(e)) from e
 
 
 def without_secrets(value: Any) -> Any:

@@ -12,7 +12,7 @@ from services.common.names import nearest
 from services.common.users_files import parse_yaml
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_sections(path: Path) -> dict[str, Any]:
     """The sections of a YAML file. Raises UserError."""
     try:
         raw = parse_yaml(path.read_text(encoding="utf-8"))

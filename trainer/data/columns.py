@@ -10,6 +10,7 @@ import math
 import re
 import tokenize
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -317,10 +318,8 @@ def _unpacked(value: Any) -> Any:
     if not isinstance(value, str) or not value.strip().startswith(("{", "[")):
         return value
     for read in (json.loads, ast.literal_eval):
-        try:
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             return read(value)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            continue
     return value
 
 

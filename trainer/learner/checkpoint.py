@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import move, put_folder, readable_as_usual, sync
-from services.common.run_paths import LATEST, METRICS, is_run, near_run, newest_run, run_folder
+from services.common.runs.paths import LATEST, METRICS, is_run, near_run, newest_run, run_folder
 from trainer.learner.model.lora import merge
 from trainer.learner.model.model_identity import weights_digest
 
@@ -298,6 +298,7 @@ class TensorWriter:
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Keep a copy in host memory until the shard is full."""
+        # `clone` too, where it is on the CPU already: the source may use its memory for the next one.
         self._pending[name] = tensor.detach().cpu().clone().contiguous()
         self._bytes += tensor.nbytes
         if self._bytes >= self.shard_bytes:
@@ -377,6 +378,8 @@ def exported(out: Path, model_files: Path, *, dtype: str, about: dict[str, Any])
     with written_aside(out) as folder:
         copy_model_files(model_files, folder)
         config = json.loads((folder / "config.json").read_text())
+        # The older spelling of `dtype`, which would go on naming the type of the weights that training began
+        # from.
         config.pop("torch_dtype", None)
         write_json(folder / "config.json", config | {"dtype": dtype})
         write_json(folder / EXPORT_MARK, about)

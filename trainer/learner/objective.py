@@ -56,6 +56,7 @@ def can_act(algorithm: AlgorithmSettings, batch: TrainBatch, *, llds_lambda: flo
         return True
     pushes = batch.advantages[valid]
     if algorithm.negatives == 0:
+        # Not `pushes >= 0`, which NaN is not: it must stay, for the next line.
         pushes = pushes[~(pushes < 0)]
     if np.any(pushes != 0):  # NaN is not 0 either: such a step is skipped and counted
         return True
@@ -154,6 +155,7 @@ class Objective:
             )
         if masks := settings.masks:
             kept = mismatch_masks(logp_old, m.logp_sampler, m.action_ids, **masks)
+            # `where` and no product: a ratio that is NaN lies outside every band, and 0 times NaN is NaN.
             weights = kept if weights is None else torch.where(kept == 0, 0.0, weights)
         return weights
 
@@ -172,6 +174,7 @@ class Objective:
             )
         lottery = None
         if llds.unit == "random":
+            # By the rows' places in the batch: a token draws the same lot however the step is divided.
             rows = torch.tensor(m.rows or [0], dtype=torch.int64, device=logp.device)
             lottery = token_lottery(rows, m.action_ids.shape[1], self.seed)
         return llds_loss(
@@ -240,6 +243,7 @@ class StepStats:
     @staticmethod
     def merged(ranks: list[StepStats]) -> StepStats:
         """One step over all ranks."""
+        # Norm and decision are those of the gradient that the ranks have added up, and the same on each.
         first = ranks[0]
         keys = sorted({k for r in ranks for k in r.sums})
         return StepStats(

@@ -52,6 +52,7 @@ class RankWeights:
         backend = choose_backend(
             self.config.weight_sync, learner_gpu=self.device.type == "cuda", receivers=receivers
         )
+        # On every rank: in `send` all of them help to gather.
         self.sends = [] if backend == "shared_memory" else receivers
         if backend == "shared_memory":
             return self._publish(version)
@@ -106,6 +107,8 @@ class RankWeights:
                     weights.finish()
                     moments.finish()
             if self.snapshot is not None:
+                # Through the engine, which alone knows how ZeRO has divided it: weights and snapshot change
+                # places.
                 with self.engine.exchanged(self.snapshot), _all_of(self.engine.iter_weights(2**28)) as kept:
                     if folder:
                         writer = checkpoint.TensorWriter(folder / "snapshot")
@@ -130,6 +133,7 @@ class RankWeights:
         about = json.loads((folder / "learner.json").read_text())
         checkpoint.require_same_adapters(folder, about.get("lora"), self._lora)
         weights = checkpoint.TensorReader(folder / "weights")
+        # AdamW has none before its first step.
         moments = checkpoint.TensorReader(folder / "optimizer") if about["adam_steps"] else None
         self.engine.load_master(weights, moments, about["adam_steps"])
         self.optimiser_steps = about["optimiser_steps"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -86,15 +87,13 @@ class Reductions:
 def add_gradients(engine: ZeroEngine, losses: Iterator[Tensor], reductions: Reductions | None = None) -> int:
     """Add up the gradients of micro-batches. Returns the number of those that memory was enough for."""
     done = 0
-    try:
+    with suppress(torch.OutOfMemoryError):  # the caller tries again in smaller parts
         for loss in losses:
             engine.backward(loss)
             del loss  # its graph would live on through the next forward pass
             done += 1
             if reductions is not None:
                 reductions.done = 0
-    except torch.OutOfMemoryError:
-        pass
     return done
 
 

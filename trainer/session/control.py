@@ -27,10 +27,10 @@ from services.control.launch import serve_in_thread
 from services.control.records import (
     PAUSE_INSTEAD,
     Done,
-    NoRun,
     Reach,
     RunStatus,
     WorkerStatus,
+    no_run,
 )
 from services.likelihood.wire.about import ControlPlace
 from trainer.config.schema import Config
@@ -105,7 +105,7 @@ class RunControl:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:
             work.close()
-            raise NoRun(f"run {self.config.run.name} has ended") from None
+            raise no_run(f"run {self.config.run.name} has ended") from None
         late = (
             f"run {self.config.run.name} did not answer within {ANSWER_SECONDS:g} s: its driver (pid "
             f"{os.getpid()}) is busy"
@@ -117,7 +117,7 @@ class RunControl:
 
     def _running(self) -> Driver:
         if self.driver is None or self.ending:
-            raise NoRun(
+            raise no_run(
                 f"run {self.config.run.name} is {'ending' if self.ending else 'starting'}; ask again while "
                 "it runs"
             )

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 
-import torch
-
 from services.common.errors import EnvironmentLacks
+from services.common.loading.extras import installed
 from trainer.config.gpus_needed import lack_of_gpus
 from trainer.config.schema import Config
 
 
 def gpus_here() -> int:
-    """GPUs of this machine that PyTorch can use."""
+    """GPUs of this machine that PyTorch can use; 0 where it is not installed."""
+    if installed("torch") is None:
+        return 0
+    import torch
+
     return torch.cuda.device_count()
 
 

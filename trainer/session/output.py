@@ -80,9 +80,9 @@ class NonBlockingStream(io.TextIOBase):
             if left_out:
                 text = f"({left_out} lines were left out: nobody read them)\n{text}"
             try:
-                self._pass_on(text)
-            except (OSError, ValueError):
-                pass  # the reader has gone; the run goes on, and its files tell the same
+                # The reader may have gone: the run goes on, and its files tell the same.
+                with contextlib.suppress(OSError, ValueError):
+                    self._pass_on(text)
             finally:
                 self._waiting.task_done()
 

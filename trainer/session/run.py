@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from services.common.errors import UserError
 from services.common.processes import signals
-from services.common.run_paths import last_step, near_run, runs_like
+from services.common.runs.paths import last_step, near_run, runs_like
 from services.likelihood.exports.report import write_report
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config
@@ -248,7 +249,7 @@ def _leave_without_ray(lost: RayLost, driver: Driver, began: float | None) -> No
     ends this process."""
     folder = driver.system.folder
     progress = driver.progress
-    try:
+    with _warned(progress.say, "no summary was written"):
         _finish(
             folder,
             driver.summary() | {"steps": folder.last_step()},
@@ -256,8 +257,6 @@ def _leave_without_ray(lost: RayLost, driver: Driver, began: float | None) -> No
             lost.exit_code,
             progress.say,
         )
-    except Exception as error:  # whatever else has gone with Ray
-        progress.say(f"warning: no summary was written: {error}")
     progress.close()
     leave_without_ray(lost, f"; {what_is_left(folder, driver)}")
 
@@ -266,15 +265,19 @@ def _finish(
     folder: RunFolder, summary: dict[str, Any], began: float, exit_code: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
     summary |= {"seconds": round(time.monotonic() - began, 1), "exit": exit_code}
-    try:
+    # Of a run that ended well it is the outcome; otherwise it must not hide why the run ended.
+    with _warned(say, "no summary was written") if exit_code else nullcontext():
         folder.summary(summary)
-    except OSError as error:
-        if exit_code == 0:
-            raise
-        say(f"warning: no summary was written: {error}")  # and must not hide why the run ended
     if folder.metrics_path.exists():
-        try:
+        with _warned(say, "no report was written"):
             write_report([folder.path], folder.path / "report.html")
-        except Exception as error:  # the run's own outcome stands, whatever is wrong with its report
-            say(f"warning: no report was written: {error}")
     return summary
+
+
+@contextmanager
+def _warned(say: Callable[[str], None], what: str) -> Iterator[None]:
+    """Around what is done at a run's end: whatever fails there is told, and the run's own outcome stands."""
+    try:
+        yield
+    except Exception as error:
+        say(f"warning: {what}: {error}")

@@ -340,7 +340,7 @@ async def wait_for_room(config: Config, learner: LearnerGroup) -> None:
     """Return once the cluster could hold all workers and ranks; nodes may still be joining one that was there
     before this run.
 
-    Raises UnschedulableError with demand and supply after SCHEDULE_SECONDS (LOCAL_SECONDS in our own local
+    Raises EnvironmentLacks with demand and supply after SCHEDULE_SECONDS (LOCAL_SECONDS in our own local
     Ray), LearnerError.
     """
     workers = config.rollout.workers
@@ -358,7 +358,7 @@ async def wait_for_room(config: Config, learner: LearnerGroup) -> None:
         if time.monotonic() > deadline:
             asked = ", ".join(f"{name} {amount:g}" for name, amount in wants.items())
             has = ", ".join(f"{name} {supply.get(name, 0):g}" for name in wants)
-            raise placement.UnschedulableError(
+            raise EnvironmentLacks(
                 f"rollout.workers={workers} and learner.ranks={ranks} ask for {asked}; the cluster has "
                 f"{has}, also after {limit:g} s"
             )

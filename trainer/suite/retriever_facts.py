@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import httpx
 
+from services.common.answers import object_of
 from trainer.suite.protocol import UNKNOWN
 
 SECONDS = 10.0
@@ -18,12 +20,9 @@ async def retriever_facts(url: str) -> dict[str, Any]:
     is what ranks, with its settings, as JSON text. Facts that a service does not tell are `unknown`:
     Search-R1's own server tells none."""
     said: dict[str, Any] = {}
-    try:
+    with suppress(httpx.HTTPError):
         async with httpx.AsyncClient(trust_env=False, timeout=SECONDS) as http:
-            answer = (await http.get(f"{url.rstrip('/')}/readyz")).json()
-            said = answer if isinstance(answer, dict) else {}
-    except (httpx.HTTPError, ValueError):
-        pass  # another server than ours
+            said = object_of((await http.get(f"{url.rstrip('/')}/readyz")).content)
     return {
         "backend": said.get("backend", UNKNOWN),
         "passages": said.get("passages", UNKNOWN),

@@ -54,6 +54,8 @@ def find_offset(postings, begin, end, offset):
 @compiled
 def add_new(postings, begin, end, bounds, sums, touched, count):
     """Add the postings of a term in one window, remembering the rows. Returns how many are remembered."""
+    # Unsigned: numba would test signed indexes for negative ones. Without a branch: every row is written
+    # down, and its place kept only where the row is new.
     for p in range(np.uint64(begin), np.uint64(end)):
         posting = np.uint64(postings[p])
         offset = posting & np.uint64(WINDOW - 1)
@@ -78,6 +80,7 @@ def keep_above(touched, count, sums, least):
     for t in range(count):
         offset = np.uint64(touched[np.uint64(t)])
         value = sums[offset]
+        # Without a branch too: which rows stay cannot be foreseen.
         keep = value >= least
         touched[np.uint64(kept)] = touched[np.uint64(t)]
         kept += keep
@@ -108,6 +111,7 @@ def search_impacts(
     (ascending): those of number k from `impact_begins[k]` on."""
     n = len(terms)
     windows = impact_tops.shape[1]
+    # Each addition rounds once more: a bound may be too high, and never too low.
     slack = np.float32(1.000001 + 1.2e-7 * n)
     number = np.full(n, -1, np.int64)
     room = 0
@@ -135,6 +139,7 @@ def search_impacts(
         if k >= 0:
             begin[i] = impact_begins[k]
             end[i] = begin[i] + frequency
+            # What is stored is neither of this query nor of today's mean length.
             factor = weights[i] * idfs[i] * drift * slack
             for level in range(LEVELS):
                 level_bounds[i, level] = impact_levels[k, level] * factor * slack
@@ -175,6 +180,8 @@ def search_impacts(
     touched = np.empty(WINDOW + 1, np.int32)
     suffix = np.zeros(n + 1, np.float32)
 
+    # The windows with the highest bounds first: they raise the floor, below which most others are passed
+    # over. The rest as they lie in memory.
     for visit in range(leaders + windows):
         window = np.int64(order[visit]) if visit < leaders else np.int64(visit - leaders)
         if total[window] == 0 or total[window] < floor or seen[window]:
@@ -184,6 +191,7 @@ def search_impacts(
         for i in range(n - 1, -1, -1):
             suffix[i] = (suffix[i + 1] + bounds[i, window]) * np.float32(1.0000002)
         essential = n
+        # `<`: windows come in any order, so that an equal score of an earlier row still counts.
         while essential > 0 and suffix[essential - 1] < floor:
             essential -= 1
         count = 0
@@ -213,6 +221,8 @@ def search_impacts(
             if k >= 0:
                 first = begin[i] + impact_windows[k, window]
                 last = begin[i] + impact_windows[k, window + 1]
+                # Adding all of it is cheaper than finding so many rows; it also leaves sums at rows that
+                # nobody remembers, so that all of `sums` is cleared in the end (`spilt`).
                 if count * _FIND > last - first:
                     add_known(impact_postings, first, last, level_bounds[i], sums)
                     spilt = True
@@ -226,6 +236,7 @@ def search_impacts(
                 sums[np.int64(list_rows[p]) - low] += list_scores[p] * slack
                 spilt = True
         if floor == 0:
+            # Scored first, they give a floor that spares the others.
             put_highest_first(touched[:count], sums, len(best))
         for t in range(count):
             offset = np.int64(touched[t])

@@ -3,7 +3,6 @@ express."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -15,6 +14,7 @@ from pydantic.config import JsonDict
 from retriever_service.errors import Limit, RequestRefused
 from retriever_service.http.forms.leniency import Count, Flag, refused_limit
 from services.common.records import plain_name
+from services.common.records.files import json_value
 
 Query = Annotated[StrictStr, Field(examples=["who founded the First Bank of the United States?"])]
 
@@ -325,10 +325,7 @@ def parse_body(adapter: TypeAdapter[T], body: bytes) -> T:
 def _lone_surrogate(body: bytes) -> str | None:
     """Path of the first string in `body` with a lone surrogate, `body` for a key; None where Python's parser,
     which lets them pass, finds none."""
-    try:
-        waiting: list[tuple[tuple[int | str, ...], Any]] = [((), json.loads(body))]
-    except (ValueError, RecursionError):
-        return None
+    waiting: list[tuple[tuple[int | str, ...], Any]] = [((), json_value(body))]
     while waiting:
         path, value = waiting.pop()
         if isinstance(value, str) and _SURROGATE.search(value):

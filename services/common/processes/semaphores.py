@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -33,8 +34,6 @@ def _mapped() -> str:
     """What all processes have mapped of shared memory's semaphores."""
     lines = []
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
+        with suppress(OSError):  # it has ended, or belongs to another user
             lines += [line for line in maps.read_text().splitlines() if "/sem." in line]
-        except OSError:  # it has ended, or belongs to another user
-            continue
     return "\n".join(lines)

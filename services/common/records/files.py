@@ -218,10 +218,10 @@ def _is_object(line: str) -> bool:
     return isinstance(json_value(line), dict)
 
 
-def json_value(text: str) -> object:
-    """The JSON value of a text; NO_JSON for what is none."""
+def json_value(text: str | bytes, *, strict: bool = True) -> object:
+    """The JSON value of a text; NO_JSON for what is none. strict: without line breaks inside of strings."""
     try:
-        return json.loads(text)
+        return json.loads(text, strict=strict)
     except (ValueError, RecursionError):
         return NO_JSON
 

@@ -106,11 +106,11 @@ def _json_lines(file: Path, lines: Iterable[bytes]) -> Iterator[Record]:
             fields = json.loads(text)
             if _HALF_PAIR.search(text):
                 json.dumps(fields, ensure_ascii=False).encode()
-        except json.JSONDecodeError as error:  # its own line number is that within the record
-            problem = f"expected a JSON object: {error.msg} at character {error.pos + 1}"
-            yield Record(file, "line", number, None, problem)
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError, UnicodeEncodeError
-            yield Record(file, "line", number, None, f"expected a JSON object: {error}")
+            problem: object = error
+            if isinstance(error, json.JSONDecodeError):  # its own line number is that within the record
+                problem = f"{error.msg} at character {error.pos + 1}"
+            yield Record(file, "line", number, None, f"expected a JSON object: {problem}")
         else:
             yield _object(file, "line", number, fields)
 

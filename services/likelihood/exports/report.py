@@ -10,7 +10,7 @@ import orjson
 
 from services.common.errors import UserError
 from services.common.files import write_atomically
-from services.common.run_ends import ending
+from services.common.runs.ends import ending
 from services.common.users_files import writing
 from services.likelihood.exports.fixed_prompts import measured
 from services.likelihood.exports.paper_figures import paper_figures

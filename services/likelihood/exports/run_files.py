@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import orjson
-from pydantic import ValidationError
 
 from services.common.errors import UserError
-from services.common.run_paths import METRICS, is_run, run_folder
+from services.common.runs.paths import METRICS, is_run, run_folder
 from services.common.users_files import load_json, load_object, load_yaml, reading
+from services.common.validation import fitting
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.monitor.detectors.table import READS
 from services.likelihood.monitor.phases import PhaseMonitor
@@ -140,7 +140,7 @@ def read_run(path: Path) -> RunFiles:
     if (folder / "summary.json").exists():
         run.summary = load_object(folder / "summary.json")
     if (folder / "config.yaml").exists():
-        run.config = _plain(read_yaml(folder / "config.yaml"))
+        run.config = _plain(read_mapping(folder / "config.yaml"))
     return run
 
 
@@ -149,17 +149,15 @@ def read_rules(path: Path | None) -> MonitorRules:
     key."""
     if path is None:
         return MonitorRules()
-    return _rules(read_yaml(path), str(path))
+    return _rules(read_mapping(path), str(path))
 
 
 def _rules(given: dict[str, Any], where: str) -> MonitorRules:
-    try:
+    with fitting(lambda error: UserError(f"{where}: {one_line(error, MonitorRules.model_fields)}")):
         return MonitorRules.model_validate(given)
-    except ValidationError as e:
-        raise UserError(f"{where}: {one_line(e, MonitorRules.model_fields)}") from e
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path) -> dict[str, Any]:
     """A YAML mapping. Raises UserError."""
     loaded = load_yaml(path)
     if not isinstance(loaded, dict):

@@ -13,7 +13,7 @@ from typing import Any
 
 from services.common.errors import UserError
 from services.common.names import accepted
-from services.likelihood.exports.run_files import read_yaml
+from services.likelihood.exports.run_files import read_mapping
 from services.likelihood.monitor.detectors.table import READS
 from services.likelihood.monitor.watch import number
 
@@ -133,7 +133,7 @@ def map_of(path: Path) -> NameMap:
     """A map from YAML: `our name: their name`, a list of names, or `1 - NAME`. Raises UserError naming the
     key."""
     names: dict[str, tuple[str, ...]] = {}
-    for ours, theirs in read_yaml(path).items():
+    for ours, theirs in read_mapping(path).items():
         listed = theirs if isinstance(theirs, list) else [theirs]
         if not listed or not all(isinstance(one, str) for one in listed):
             raise UserError(f"{path}: {ours}: expected the name of a metric, or a list of names")

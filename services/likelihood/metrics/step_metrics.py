@@ -89,6 +89,7 @@ def update_divergence(batch: TokenBatch, logp_old: np.ndarray, logp_new: np.ndar
     elsewhere): `kl/old`, the k3 estimate of KL(old || new), which is unbiased since the old policy sampled
     them; `ratio/p1|p50|p99`, quantiles of new / old."""
     seen = (batch.action_ids >= 0) & np.isfinite(logp_new) & np.isfinite(logp_old)
+    # Bounded: the estimate grows as exp does, and a single token would be all of the mean.
     d = np.clip(np.asarray(logp_new, np.float64)[seen] - np.asarray(logp_old, np.float64)[seen], -10, 10)
     if not len(d):
         return {}
@@ -214,6 +215,7 @@ def search_metrics(documents: Sequence[Sequence[Sequence[str] | None]]) -> dict[
             found = frozenset(returned)
             empty.append(not found)
             if before:
+                # A second search without documents is an empty one, and repeats nothing.
                 repeated.append(bool(found) and found in before)
             before.add(found)
     return _known(

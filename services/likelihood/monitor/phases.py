@@ -82,10 +82,12 @@ class PhaseMonitor:
         if phase != self.phase:
             self.phase = phase
             self.since = step
+        # After the phase is known: both are rules about the phase.
         for detector in (self.likelihood, self.acceleration):  # their alarms stand through a collapse
             detector.phase = phase
             standing[detector.rule] = detector.update(step, metrics)
         raised, cleared = self._changes(step, standing)
+        # What the frozen answers have lost stays lost, and must not raise the same alarm again.
         if any(alarm.rule == "likelihood" for alarm in cleared):
             self.signs.settle(step)
         return PhaseState(step, self.phase, self.since, raised, cleared, list(self.open.values()))
@@ -98,6 +100,7 @@ class PhaseMonitor:
     def _next_phase(self) -> Phase:
         r = self.rules
         slow = self.signs.watches["slow"]
+        # From the worst down: the first that holds names the phase.
         if self.collapse.stands() or self.nonfinite.stands():
             self.calm = 0
             return "collapsed"
@@ -109,6 +112,7 @@ class PhaseMonitor:
         self.fast = 0
         if self.phase in TROUBLE or self.phase == "recovering":
             self.calm += 1
+            # Trouble is never left straight for `healthy`: a slow slip that goes on is no recovery.
             if self.calm <= r.recover_steps or slow.active:
                 return "recovering"
         slips = slow.active and self.collapse.reward_holds

@@ -36,6 +36,8 @@ class Signs:
             "share_negative": Watch(
                 r.share_negative, 0.9 * r.share_negative, window=r.share_window, **steady
             ),
+            # Fed with the distance above its own threshold, which moves with the baseline: 0 is that
+            # threshold.
             "grad_norm": Watch(0.0, -1e-9, window=3, **steady),
             "entropy": Watch(r.entropy_rise_nats, 0.7 * r.entropy_rise_nats, window=1, **steady),
         }
@@ -84,6 +86,8 @@ class Signs:
         w = self.watches
         lag = w["lag"].mean
         steep = lag is not None and lag < self.rules.acceleration_nats
+        # A lag alarm stands for some steps after the fall has ended: the other signs count only while it goes
+        # on.
         still = w["lag"].past or not self.probed
         loud = w["grad_norm"].active or w["entropy"].active or (w["share_negative"].active and self.probed)
         return steep or w["plunge"].active or (still and loud)
@@ -106,6 +110,8 @@ class Signs:
         self.watches["share_negative"].update(step, None if llds else share)
         level = self._level("entropy", metrics.get("entropy"))
         if level is not None:
+            # Of the negative level, so that the peak is the lowest entropy: what counts is the rise from
+            # there.
             self.watches["entropy"].update(step, level + self.peaks["entropy"].highest(step, -level))
         norm = number(metrics.get("grad_norm"))
         baseline = self.windows["baseline"]

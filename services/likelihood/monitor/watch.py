@@ -128,6 +128,8 @@ class Baseline:
         if not self.recent.full:
             return
         middle = self.recent.median
+        # Compared with where the hold began and not with the step before: a slow drift must not pass for a
+        # level.
         if self.level is not None and abs(middle - self.level) <= self.TOLERANCE * abs(self.level):
             self.held += 1
         else:
@@ -190,6 +192,8 @@ class Watch:
         if mean is None or value is None or not math.isfinite(value):
             return
         low = self.enter < self.leave
+        # Between `enter` and `leave` both counts begin anew: a value at the edge does not make the alarm
+        # flicker.
         self.past = mean < self.enter if low else mean > self.enter
         if self.past:
             self.first_bad = step if self.bad == 0 else self.first_bad

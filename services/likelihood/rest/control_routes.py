@@ -14,7 +14,7 @@ import fastapi
 import httpx
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
 from services.common.answers import object_of
 from services.common.errors import EnvironmentLacks, UserError
@@ -22,6 +22,7 @@ from services.common.http.auth import TOKEN_VARIABLE
 from services.common.http.bodies import json_body, read_body
 from services.common.http.faults import WITH_BODY, described
 from services.common.peers import asking
+from services.common.validation import fitting
 from services.likelihood.rest.paths import Run
 from services.likelihood.store.base import LikelihoodStore
 
@@ -126,10 +127,9 @@ def add_control_routes(app: FastAPI, store: LikelihoodStore, token: str | None) 
     async def scale(run: Run, request: Request) -> Passed:
         """Have another number of rollout workers; the control plane says which are accepted."""
         body = await read_body(request, MAX_BODY_BYTES)
-        try:
+        accepted = UserError('expected {"n": N} with N a whole number from 1 to 10000, or "all"')
+        with fitting(lambda mistakes: accepted):
             wanted = Workers.model_validate_json(body)
-        except ValidationError as e:
-            raise UserError('expected {"n": N} with N a whole number from 1 to 10000, or "all"') from e
         return await passed(run, "/v1/workers/scale", wanted.model_dump())
 
     @app.post("/v1/runs/{run}/control/workers/{worker}/drain", responses=PASSED_ON)

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from typing import Any, Generic, TypeVar
 
 import psutil
@@ -27,10 +28,6 @@ _ORIGINAL = "unspiral_run_engine_core"
 logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
 
 
-class GivenUpError(Exception):
-    """Raised in a thread whose start nobody waits for any more."""
-
-
 class Start(Generic[T]):
     """A thread that builds an engine, and what it starts. Neither a caller that is cancelled nor the end of
     this process waits for it."""
@@ -43,9 +40,9 @@ class Start(Generic[T]):
         self._over = threading.Event()
 
     def check(self) -> None:
-        """For `build`, before it starts a process. Raises GivenUpError."""
+        """For `build`, before it starts a process. Raises CancelledError where nobody waits any more."""
         if self._given_up.is_set():
-            raise GivenUpError
+            raise CancelledError
 
     def processes(self) -> list[psutil.Process]:
         """The processes that were started here."""

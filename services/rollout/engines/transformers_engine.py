@@ -219,6 +219,7 @@ class TransformersEngine(OwnThread):
         self._asleep = False
 
     async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
+        # In a thread: it waits for the one that reads the weights, which must not change under it.
         await asyncio.to_thread(self._lender.stop)
         await self._replace(ticket.version, lambda: self._receive(ticket, worker, problem))
 

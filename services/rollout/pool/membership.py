@@ -14,9 +14,11 @@ from typing import Any, Literal
 
 import ray
 from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup
 
+from services.common.errors import EnvironmentLacks
 from services.contracts import WorkerInfo
-from services.rollout.errors import NoWorkersError, UnschedulableError, WorkerLostError
+from services.rollout.errors import WorkerLostError
 from services.rollout.pool import placement
 from services.rollout.pool.delivery import Delivery
 from services.rollout.pool.member import Member
@@ -61,7 +63,7 @@ class Membership:
         roster = self._roster
         roster.target = placement.count(self._settings, ray.cluster_resources(), self._learner_gpus)
         if roster.target == 0:
-            raise UnschedulableError(f"rollout.workers=all found none: {placement.describe(self._settings)}")
+            raise EnvironmentLacks(f"rollout.workers=all found none: {placement.describe(self._settings)}")
         tasks = [asyncio.create_task(self._start_member(slot)) for slot in range(roster.target)]
         roster.starting = dict(enumerate(tasks))
         try:
@@ -167,10 +169,14 @@ class Membership:
     # -- starting
 
     async def _start_member(self, slot: int) -> None:
-        """Start a worker, give it the current weights, let it join. Raises UnschedulableError,
-        NoWorkersError, and the worker's own errors."""
+        """Start a worker once there is room for it. Raises as `placement.reserve` and `_start_on`."""
+        await self._start_on(await placement.reserve(self._settings), slot)
+
+    async def _start_on(self, group: PlacementGroup, slot: int) -> None:
+        """Start a worker on reserved resources, give it the current weights, let it join. Raises
+        EnvironmentLacks where it dies or is late, and the worker's own errors; the resources are given back
+        then."""
         roster = self._roster
-        group = await placement.reserve(self._settings)
         roster.no_room.discard(slot)
         # A name is never used again: what comes late of the last worker in this slot is not taken for this
         # one's.
@@ -190,7 +196,7 @@ class Membership:
                 await self._bring_up(member)
                 await self._delivery.catch_up(member)
             except WorkerLostError as e:
-                raise NoWorkersError(f"rollout worker {id} died while it started: {e}") from e
+                raise EnvironmentLacks(f"rollout worker {id} died while it started: {e}") from e
             undo.pop_all()
         roster.join(member)
 
@@ -201,7 +207,7 @@ class Membership:
             member.info = await member.worker.info(timeout_seconds=limit)
             member.info = await member.worker.start(timeout_seconds=limit)
         except TimeoutError:
-            raise NoWorkersError(
+            raise EnvironmentLacks(
                 f"rollout worker {member.id}: its engine was not up within "
                 f"rollout.start_timeout_seconds={limit:g}"
             ) from None
@@ -238,10 +244,12 @@ class Membership:
             await asyncio.sleep(back_off(crashes))
         elif slot in roster.no_room:
             await asyncio.sleep(LAST_BACK_OFF_SECONDS)
+        group = None
         try:
-            await self._start_member(slot)
+            group = await placement.reserve(self._settings)
+            await self._start_on(group, slot)
         except Exception as e:
-            if isinstance(e, UnschedulableError):
+            if group is None and isinstance(e, EnvironmentLacks):
                 # No crash: the cluster is full, and the slot is asked for again for as long as the run lasts.
                 roster.no_room.add(slot)
             else:

@@ -14,8 +14,8 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from services.common.deadlines import within
+from services.common.errors import EnvironmentLacks
 from services.rollout.engines.vllm_engine import ENVIRONMENT
-from services.rollout.errors import UnschedulableError
 from services.rollout.pool.worker_handle import RayWorkerHandle, WorkerHandle
 from services.rollout.worker.worker import RolloutWorker
 from services.settings import RolloutSettings, WeightSyncSettings
@@ -64,24 +64,24 @@ def count(settings: RolloutSettings, supply: dict[str, float], learner_gpus: int
 
 
 def check_gpus(settings: RolloutSettings, ranks: int, supply: dict[str, float]) -> None:
-    """Raises UnschedulableError where learner ranks and workers do not all get a GPU: two ranks of NCCL
+    """Raises EnvironmentLacks where learner ranks and workers do not all get a GPU: two ranks of NCCL
     cannot share one."""
     gpus = int(supply.get("GPU", 0))
     if not gpus:
         return
     if gpus > 1 and os.environ.get(_NOSET, "0") not in ("", "0", "false", "False"):
-        raise UnschedulableError(
+        raise EnvironmentLacks(
             f"{_NOSET} is set: every worker and learner rank would land on the first GPU. Unset it"
         )
     workers = count(settings, supply, 0 if settings.share_gpus else ranks)
     if settings.share_gpus and max(workers, ranks) > gpus:
-        raise UnschedulableError(
+        raise EnvironmentLacks(
             f"rollout.share_gpus=true with rollout.workers={settings.workers} and learner.ranks={ranks} "
             f"needs {max(workers, ranks)} GPUs; the cluster has {gpus}"
         )
     wanted = workers * settings.tensor_parallel + ranks
     if not settings.share_gpus and wanted > gpus:
-        raise UnschedulableError(
+        raise EnvironmentLacks(
             f"learner.ranks={ranks} and rollout.workers={settings.workers} "
             f"(rollout.tensor_parallel={settings.tensor_parallel}) need {wanted} GPUs, one for each; "
             f"the cluster has {gpus}. Ask for fewer, or set rollout.share_gpus=true"
@@ -89,7 +89,7 @@ def check_gpus(settings: RolloutSettings, ranks: int, supply: dict[str, float]) 
 
 
 async def reserve(settings: RolloutSettings) -> PlacementGroup:
-    """Hold the resources of one worker. Raises UnschedulableError after SCHEDULE_SECONDS (or the start
+    """Hold the resources of one worker. Raises EnvironmentLacks after SCHEDULE_SECONDS (or the start
     timeout, if shorter)."""
     # A placement group and not the actor's own demand: an actor without room waits in silence, and this can
     # be waited for, and given back.
@@ -99,9 +99,7 @@ async def reserve(settings: RolloutSettings) -> PlacementGroup:
         undo.callback(release, group)
 
         def late() -> Exception:
-            return UnschedulableError(
-                f"no room for a rollout worker after {limit:.0f} s: {describe(settings)}"
-            )
+            return EnvironmentLacks(f"no room for a rollout worker after {limit:.0f} s: {describe(settings)}")
 
         async with within(limit, late):
             await asyncio.wrap_future(group.ready().future())

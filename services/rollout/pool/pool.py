@@ -19,8 +19,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal
 
 from retriever_service.client import RetrieverUnavailable
+from services.common.errors import EnvironmentLacks
 from services.contracts import Trajectory, TrajectoryRequest, WeightsReceiver, WeightUpdate, WorkerInfo
-from services.rollout.errors import NoWorkersError, WorkerLostError, WorkerUnavailableError
+from services.rollout.errors import WorkerLostError, WorkerUnavailableError
 from services.rollout.pool.delivery import Delivery
 from services.rollout.pool.member import Job, Member, wait_at_most
 from services.rollout.pool.membership import GRACE_SECONDS, HEARTBEAT_SECONDS, Membership, back_off
@@ -82,8 +83,8 @@ class RolloutPool:
         self._pauses: set[asyncio.Task] = set()
 
     async def start(self) -> None:
-        """Start the configured number of workers. Raises UnschedulableError, EnvironmentLacks, or
-        NoWorkersError naming the worker."""
+        """Start the configured number of workers. Raises EnvironmentLacks, which names the
+        worker or the resources that are missing, and a worker's own errors."""
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(self.close)
             await self._membership.start()
@@ -91,10 +92,10 @@ class RolloutPool:
 
     async def close(self) -> None:
         """End all workers and their engines. May be called again; what still runs fails with
-        NoWorkersError."""
+        EnvironmentLacks."""
         for job in list(self._open):
             if not job.future.done():
-                job.future.set_exception(NoWorkersError("the rollout pool was closed"))
+                job.future.set_exception(EnvironmentLacks("the rollout pool was closed"))
         self._pending.clear()
         tasks = [*self._pauses, *(task for m in self._roster.all() for task in m.jobs.values())]
         for task in tasks:
@@ -133,7 +134,7 @@ class RolloutPool:
     async def scale(self, n: int | Literal["all"]) -> None:
         """Want `n` workers from now on; "all": as many as the cluster allows, now and when nodes come and go.
         More: returns at once; they join once they hold the current weights. Fewer: returns when the last ones
-        have finished what they run. 0: trajectories that still wait fail with NoWorkersError."""
+        have finished what they run. 0: trajectories that still wait fail with EnvironmentLacks."""
         if n != "all" and n < 0:
             raise ValueError(f"the number of workers can't be negative; got {n}")
         await self._membership.scale(n)
@@ -192,8 +193,8 @@ class RolloutPool:
     ) -> list[Trajectory]:
         """Sample all requests; trajectories in their order. `on_done` is told of each as it finishes.
 
-        Raises NoWorkersError, a trajectory's own error, and errors of the place or moment that came ATTEMPTS
-        times (RetrieverUnavailable, TimeoutError, ...).
+        Raises EnvironmentLacks where no worker will serve, a trajectory's own error, and errors of the place
+        or moment that came ATTEMPTS times (RetrieverUnavailable, TimeoutError, ...).
         """
         repeated = [uid for uid, n in Counter(r.uid for r in requests).items() if n > 1]
         if repeated:

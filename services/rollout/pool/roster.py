@@ -16,8 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 from services.common.counting import counted
+from services.common.errors import EnvironmentLacks
 from services.contracts import WorkerInfo
-from services.rollout.errors import NoWorkersError, WorkerLostError
+from services.rollout.errors import WorkerLostError
 from services.rollout.pool import placement
 from services.rollout.pool.member import Member
 from services.rollout.pool.worker_handle import one_line
@@ -118,15 +119,15 @@ class Roster:
         return self._reasons() or None
 
     def raise_if_no_worker_can_serve(self, slot: int | None = None) -> None:
-        """Raises NoWorkersError where `why_nobody_can_serve` says why."""
+        """Raises EnvironmentLacks where `why_nobody_can_serve` says why."""
         if (error := self.why_nobody_can_serve(slot)) is not None:
             raise error
 
-    def why_nobody_can_serve(self, slot: int | None = None) -> NoWorkersError | None:
+    def why_nobody_can_serve(self, slot: int | None = None) -> EnvironmentLacks | None:
         """Why nobody serves (in `slot`, where it is given), and nobody will without help from outside; None
         where somebody does or will."""
         if self.closed:
-            return NoWorkersError("the rollout pool is closed")
+            return EnvironmentLacks("the rollout pool is closed")
         if slot is not None and (given_up := self._why_slot_is_given_up(slot)) is not None:
             return given_up
         if any(m.state in (WorkerState.READY, WorkerState.SYNCING) for m in self.members.values()):
@@ -136,27 +137,27 @@ class Roster:
         if set(range(self.target)) - self.members.keys() - self.given_up.keys() - self.no_room:
             return None  # that slot's worker starts, or will at the next look
         if self.target == 0:
-            return NoWorkersError("no rollout worker is left: the pool was scaled to 0")
+            return EnvironmentLacks("no rollout worker is left: the pool was scaled to 0")
         if self.members:
-            return NoWorkersError(
+            return EnvironmentLacks(
                 "no rollout worker holds a whole version of the weights: the last sync failed on all of them"
             )
         if self._slots_without_room():
-            return NoWorkersError(
+            return EnvironmentLacks(
                 "no rollout worker is left, and there is no room for another: "
                 f"{placement.describe(self.settings)}"
             )
         if len(self.given_up) >= self.target:
-            return NoWorkersError(
+            return EnvironmentLacks(
                 f"no rollout worker is left, and replacements ended one after the other ({self._reasons()})"
             )
         return None
 
-    def _why_slot_is_given_up(self, slot: int) -> NoWorkersError | None:
+    def _why_slot_is_given_up(self, slot: int) -> EnvironmentLacks | None:
         if slot >= self.target:
-            return NoWorkersError(f"slot {slot} was given up: the pool was scaled to {self.target}")
+            return EnvironmentLacks(f"slot {slot} was given up: the pool was scaled to {self.target}")
         if slot not in self.members and (slot in self.given_up or slot in self.no_room):
-            return NoWorkersError(f"slot {slot} has its share of the batch, and no worker: {self.problem}")
+            return EnvironmentLacks(f"slot {slot} has its share of the batch, and no worker: {self.problem}")
         return None
 
     def _slots_without_room(self) -> set[int]:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from services.common.errors import UnspiralError, UserError
 from services.contracts import MAX_DOCUMENT_CHARS, Action, FinishReason, Trajectory, TrajectoryRequest
-from services.rollout.errors import NonFiniteLogprobError
 from services.rollout.worker.templates import Template, reading_of
 from services.rollout.worker.tools import Toolbox
 
@@ -70,7 +69,7 @@ async def run_trajectory(
     action without a tag gets the template's notice and uses its turn up. `finish` is `answer`, `turns` (no
     answer in the last turn) or `length` (no room left in `max_model_tokens`).
 
-    Raises NonFiniteLogprobError after SAMPLING_ATTEMPTS samples with non-finite log-probs,
+    Raises FloatingPointError after SAMPLING_ATTEMPTS samples with non-finite log-probs,
     UserError, and whatever `search` and the engine raise.
     """
     started = time.monotonic()
@@ -79,7 +78,7 @@ async def run_trajectory(
             toolbox = Toolbox(tools or {}, request.question, settings.tool_timeout_seconds)
             world = _World(template, search, settings, observe, toolbox, known)
             trajectory = await _sample(request, attempt, engine, world)
-        except NonFiniteLogprobError as e:
+        except FloatingPointError as e:
             error = e
         else:
             trajectory.seconds = time.monotonic() - started
@@ -290,7 +289,7 @@ def _check(generation: Generation, uid: str) -> None:
     if not ids:
         raise UnspiralError(f"trajectory {uid}: the engine returned no token")
     if not all(map(math.isfinite, logprobs)):
-        raise NonFiniteLogprobError(
+        raise FloatingPointError(
             f"trajectory {uid}: a sampler log-prob is not finite (policy version {generation.policy_version})"
         )
 

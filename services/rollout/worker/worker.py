@@ -204,6 +204,7 @@ class RolloutWorker:
             try:
                 return await self._one(request, barrier.member(place))
             finally:
+                # Also after an error: the others wait in each turn for all that have not left.
                 barrier.leave(place)
 
         tasks = [asyncio.create_task(run(place, requests[i])) for place, i in enumerate(order)]
@@ -224,6 +225,8 @@ class RolloutWorker:
         """
         engine = self._ready(failed_too=True)
         async with self._sync:
+            # The same version again is taken by a worker that a failed sync left half written; and 0 by one
+            # that still has the model's own weights, which are no version of the learner's.
             whole = self._synced and self._state is not WorkerState.FAILED
             if update.version < self._version or (update.version == self._version and whole):
                 raise WeightSyncError(

@@ -112,5 +112,6 @@ def llds_loss(
 
 def _drawn(held: TokenMask, count: Tensor, lottery: PerToken) -> TokenMask:
     """Of the held tokens of each row, the `count` ([B]) with the lowest lottery."""
+    # The second argsort turns the order of the tokens into the place of each in it.
     order = torch.where(held, lottery.double(), torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
     return held & (order < count[:, None])

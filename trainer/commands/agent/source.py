@@ -18,7 +18,7 @@ from services.agent.agent import AgentSpec
 from services.common.errors import UserError
 from services.common.files import hints
 from services.common.loading.lazy import LazyModule
-from services.common.run_paths import is_run
+from services.common.runs.paths import is_run
 from trainer.config.schema import Config, load_config, override, parse_config
 from trainer.data import models
 from trainer.learner.checkpoint import export_checkpoint, find

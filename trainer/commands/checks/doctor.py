@@ -31,6 +31,7 @@ from trainer.config.gpus_needed import lack_of_gpus
 from trainer.config.schema import Config, load_config
 from trainer.data.questions import BadRow, parsed
 from trainer.lab.demo import lab_name
+from trainer.session.gpus import gpus_here
 
 LOOKED_AT = 1000
 """Rows of a question file that are read."""
@@ -250,14 +251,6 @@ def _questions_of(key: str, value: str, skip_bad: bool) -> Finding:
     return Finding(key, "note" if skip_bad and len(bad) < len(rows) else "bad", seen, why)
 
 
-def _gpus() -> int:
-    if version("torch") is None:
-        return 0
-    import torch
-
-    return torch.cuda.device_count()
-
-
 def check_config(path: Path, config: Config) -> Iterator[Finding]:
     """The files and services that a configuration names."""
     yield Finding("configuration", "good", str(path))
@@ -278,7 +271,7 @@ def check_config(path: Path, config: Config) -> Iterator[Finding]:
             yield Finding(key, "bad", value, "no such file or folder")
         elif value and key.startswith("data.") and Path(value).exists():
             yield _questions_of(key, value, config.data.skip_bad)
-    if lack := lack_of_gpus(config, _gpus()):
+    if lack := lack_of_gpus(config, gpus_here()):
         # A cluster that is joined has other machines.
         yield Finding("GPUs", "note" if os.environ.get("RAY_ADDRESS") else "bad", *lack)
     for key, url in {"retriever.url": config.retriever.url, "store.url": config.store.url}.items():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,13 +43,11 @@ def find_leftovers(run_folders: list[Path]) -> list[Leftover]:
 def _processes() -> Iterator[Leftover]:
     """Processes of a local Ray whose driver is dead: they carry its process id and start time."""
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error, OSError):  # it has ended, or belongs to another user
             owner = process.environ().get(OWNER_VARIABLE)
             if owner and not is_running(owner):
                 name = " ".join(process.cmdline()).strip()[:60] or process.name()
                 yield Leftover(f"process {process.pid}, {name}", partial(_end, process))
-        except (psutil.Error, OSError):
-            continue  # it has ended, or belongs to another user
 
 
 def is_running(owner: str) -> bool:

@@ -7,6 +7,7 @@ import itertools
 import os
 import socket
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
@@ -60,7 +61,7 @@ def listeners(processes: Iterable[psutil.Process] | None = None) -> list[Listene
     hidden."""
     found = []
     for process in processes or psutil.process_iter():
-        try:
+        with suppress(psutil.Error):
             what = kind_of(process.cmdline(), process.name()) or (processes and process.name())
             if not what:
                 continue
@@ -68,8 +69,6 @@ def listeners(processes: Iterable[psutil.Process] | None = None) -> list[Listene
                 if connection.status == psutil.CONN_LISTEN:
                     host, port = connection.laddr[:2]
                     found.append(Listener(process.pid, what, host.removeprefix("::ffff:"), port))
-        except psutil.Error:
-            continue
     return found
 
 

@@ -13,8 +13,8 @@ from ruamel.yaml.error import YAMLError
 
 from services.common.errors import UserError
 from services.common.files import hints, json_lines
-from services.common.run_ends import state_of
-from services.common.run_paths import FILES, METRICS, is_run
+from services.common.runs.ends import state_of
+from services.common.runs.paths import FILES, METRICS, is_run
 
 SCORES = ("eval/em_greedy", "eval/em_sampled")
 AFTER = ("em_after", "em_after_sampled")

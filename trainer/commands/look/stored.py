@@ -12,7 +12,7 @@ from typing import Any
 
 from services.common.errors import UserError
 from services.common.names import nearest
-from services.common.run_paths import run_folder
+from services.common.runs.paths import run_folder
 from services.common.users_files import load_yaml
 from services.likelihood.microscope.record import SampledTrajectory, Written
 from services.likelihood.store.base import NotStored

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from services.common.files import write_atomically
-from services.common.run_paths import run_folder
+from services.common.runs.paths import run_folder
 from services.contracts import Span
 from trainer.loop.run.spans import StepSpans, TrajectorySpans, read_spans
 

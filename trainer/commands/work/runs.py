@@ -27,6 +27,7 @@ from trainer.config.schema import Config, load_config
 from trainer.data import models
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
 from trainer.learner.checkpoint import export_checkpoint, find, latest
+from trainer.session.gpus import check_gpus_here
 from trainer.session.output import last_words, non_blocking
 from trainer.suite.rows import ANSWERS_FILE
 from trainer.suite.shown.tables import markdown
@@ -36,13 +37,12 @@ if TYPE_CHECKING:
     from trainer.commands.work import evaluate_suite as suites
     from trainer.commands.work import warm_start as warming
     from trainer.lab import show
-    from trainer.session import gpus, preflight
+    from trainer.session import preflight
     from trainer.session import run as running
 else:  # they need torch and Ray
     evaluating = LazyModule("trainer.commands.work.evaluate")
     suites = LazyModule("trainer.commands.work.evaluate_suite")
     show = LazyModule("trainer.lab.show")
-    gpus = LazyModule("trainer.session.gpus")
     preflight = LazyModule("trainer.session.preflight")
     running = LazyModule("trainer.session.run")
     warming = LazyModule("trainer.commands.work.warm_start")
@@ -69,7 +69,7 @@ def train(
     settings = load_config(config, overrides or [])
     if resume is None and not allow_changed:  # a resumed run has its folder
         preflight.check_named_files(settings)
-    gpus.check_gpus_here(settings)
+    check_gpus_here(settings)
     try:
         summary = running.train(
             settings,

@@ -119,6 +119,7 @@ def deal(
         lap, seat = divmod(i, ranks)
         hands[seat if lap % 2 == 0 else ranks - 1 - seat].append(row)
     fill = _pack_tokens if packed else _pack
+    # Ascending: `_pack` counts on it, and `_pack_tokens` turns it round.
     packs = [fill(hand[::-1], lengths, tokens_per_microbatch) for hand in hands]
     most = max(len(p) for p in packs)
     return [p + [[] for _ in range(most - len(p))] for p in packs]
@@ -161,6 +162,7 @@ def make_microbatch(
     predicted it.
     """
     lengths = [int(batch.offsets[b + 1] - batch.offsets[b]) for b in rows]
+    # Two positions at least: a log-prob needs a token and one before it.
     shape = (max(len(rows), 1), max([2, *lengths]))
 
     def padded(column: np.ndarray, fill: float, dtype: torch.dtype) -> Tensor:
@@ -210,6 +212,7 @@ def _lay_end_to_end(input_ids: Tensor, lengths: list[int], at: tuple[Tensor, Ten
     """Rows [B, T] of these lengths as one sequence."""
     bounds = [0, *accumulate(lengths)]
     used = bounds[-1]
+    # A segment of its own: no row attends to what only fills the sequence up.
     if spare := -used % LENGTH_STEP:
         bounds.append(used + spare)
     ids = torch.zeros((1, bounds[-1]), dtype=torch.int64, device=input_ids.device)

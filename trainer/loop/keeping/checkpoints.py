@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from trainer.learner.checkpoint import CheckpointNotWritten, fault, step_folder
 from trainer.learner.group import LearnerError
@@ -74,10 +76,8 @@ class Checkpoints:
             await self.save()
             return
         with self.stop.saving(), self.clock.measure("checkpoint"):
-            try:
+            with self._or_told("warning: the scores after the run are in no checkpoint"):
                 await asyncio.to_thread(replace_state, target, state.state_dict())
-            except CheckpointNotWritten as error:
-                self.progress.say(f"warning: the scores after the run are in no checkpoint: {error}")
             await asyncio.to_thread(state.best.keep, folder, state.config.trainer)
 
     async def save_before_leaving(self) -> None:
@@ -87,7 +87,13 @@ class Checkpoints:
             return
         step = self.state.step
         self.progress.say(f"saving step {step}")
-        try:
+        with self._or_told(f"step {step} was not saved"):
             await self.save()
+
+    @contextmanager
+    def _or_told(self, line: str) -> Iterator[None]:
+        """What cannot be saved is told, with its reason, and ends nothing."""
+        try:
+            yield
         except (LearnerError, CheckpointNotWritten) as error:
-            self.progress.say(f"step {step} was not saved: {error}")
+            self.progress.say(f"{line}: {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from contextlib import suppress
 from typing import Any
 
 from ray._private.thirdparty import pynvml
@@ -45,11 +46,9 @@ class GpuUse:
         """Look at each card once. What a card does not tell, as a divided one its use, is left out."""
         for number, card in enumerate(self._cards):
             busy = memory = None
-            try:
+            with suppress(self._nvml.NVMLError):
                 memory = self._nvml.nvmlDeviceGetMemoryInfo(card)
                 busy = self._nvml.nvmlDeviceGetUtilizationRates(card).gpu / 100
-            except self._nvml.NVMLError:
-                pass
             with self._lock:
                 if memory is not None:
                     self._memory[number] = max(self._memory.get(number, 0.0), memory.used / memory.total)

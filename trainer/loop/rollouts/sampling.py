@@ -125,6 +125,7 @@ class BatchSampler:
             questions = self.cursor.take(missing)
             # Of this batch, whatever is taken ahead for the next one before this one is trained on.
             cursor = self.cursor.state_dict()
+            # Numbers go on from round to round: no uid is given twice.
             fresh = await self.pool.rollout(self.requests(step, questions, first=asked), on_done=on_done)
             asked += missing
             earned = await self.earned(fresh)

@@ -23,7 +23,7 @@ from services.common.files import (
     write_json,
     written_aside,
 )
-from services.common.run_paths import last_step
+from services.common.runs.paths import last_step
 from services.common.users_files import make_folder
 from services.contracts import Action, Trajectory
 from trainer.config.schema import Config, dump_config

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from services.common.errors import UserError
 from services.common.files import write_atomically
+from services.common.validation import fitting
 from services.contracts import Span, Trajectory
 
 FOLDER = "spans"
@@ -168,9 +169,11 @@ def read_spans(run: Path, step: int) -> StepSpans:
         there = steps_with_spans(run)
         kept = f"there are those of steps {there[0]} to {there[-1]}" if there else "there are none"
         raise UserError(f"{run}: no spans of step {step}; {kept} (the newest {KEPT_STEPS} are kept)")
-    try:
-        return StepSpans.model_validate_json(file.read_bytes())
-    except ValidationError as e:
-        first = e.errors()[0]
+
+    def torn(mistakes: ValidationError) -> UserError:
+        first = mistakes.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{file}: no file of spans: {place}: {first['msg']}") from e
+        return UserError(f"{file}: no file of spans: {place}: {first['msg']}")
+
+    with fitting(torn):
+        return StepSpans.model_validate_json(file.read_bytes())

@@ -152,6 +152,7 @@ def displacements(config: Config, model: Path, batch: TrainBatch, size: int, say
                 continue
             before = gathered(group, [done.scores])
             after = gathered(group, [rank.score(group)])
+            # Without moments too: each group's step is AdamW's first.
             rank.engine.load_master(start.__getitem__, None, 0)
             for i, row in enumerate(rows):
                 written = group.action_ids[group.row(i)] >= 0

@@ -95,6 +95,8 @@ class Probes:
         if self._file.exists():
             saved = unpack_tokens(self._file.read_bytes())
             assert saved.step is not None, "written by _freeze"
+            # What later steps froze is of a course that the run has left; it freezes its own when it gets
+            # there.
             rows = np.flatnonzero(saved.step <= step).tolist()
             self.fixed = saved.take(rows) if rows else None
             self._tags = None
@@ -142,6 +144,7 @@ class Probes:
 
     def _sample(self, n: int) -> list[int]:
         """A spread of n rows, in whole groups where not all are taken."""
+        # By the number of rows alone, and without chance: `parts` and `read` must choose the same ones.
         size = min(self.settings.displacement_size or n, n)
         if size == n:
             return list(range(n))
@@ -208,6 +211,7 @@ class Probes:
 
     def _answered(self, step: int) -> TokenBatch | None:
         """The store's answer for `step`, if it comes in time."""
+        # Nothing new mostly: it was asked when the step began, unless an earlier answer was still awaited.
         self.ask(step)
         left = 0.0 if self._late else self._asked_at + ASK_SECONDS - time.monotonic()
         try:

@@ -60,6 +60,7 @@ class Rising(ABC):
         elif self.alarm is None:
             self.alarm = self.describe(step)
         else:
+            # Confidence only grows while an alarm stands: it is of the worst that was seen.
             self.alarm.confidence = max(self.alarm.confidence, self.confidence(), key=CONFIDENCES.index)
         return self.alarm
 
@@ -261,6 +262,7 @@ class RewardHolds:
 
     def update(self, metrics: Metrics) -> bool:
         self.window.add(number(metrics.get("reward/mean")))
+        # Of a full window alone: the mean of a few rewards is noise, and the best would keep it for ever.
         mean = self.window.full_mean
         if mean is None:
             return True

@@ -223,6 +223,7 @@ class RedisStore(RedisSamples, RedisFacts):
         if later:
             raise superseded_error(run, step, attempt, *max(later))
         first = min(step, attempts.get(attempt, step))
+        # The usual case, spared the reading of all later steps.
         if not any(a < attempt for a in attempts):
             return Replaced(first, {}, set(), set())
         after = [int(s) for s in pipe.zrangebyscore(at("order"), step, "+inf")]

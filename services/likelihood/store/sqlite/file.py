@@ -62,10 +62,15 @@ class SQLiteFile:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        try:
+        with self._told():
             yield self._connection()
+
+    @contextmanager
+    def _told(self, more: str = "") -> Iterator[None]:
+        try:
+            yield
         except sqlite3.Error as e:
-            raise EnvironmentLacks(f"likelihood store {self.path}: {e}") from e
+            raise EnvironmentLacks(f"likelihood store {self.path}: {e}{more}") from e
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -75,10 +80,9 @@ class SQLiteFile:
             # one wrote.
             db.execute("BEGIN IMMEDIATE")
         try:
-            yield db
-            db.execute("COMMIT")
-        except sqlite3.Error as e:
-            raise EnvironmentLacks(f"likelihood store {self.path}: {e}; nothing stored") from e
+            with self._told("; nothing stored"):
+                yield db
+                db.execute("COMMIT")
         finally:
             if db.in_transaction:  # nothing was committed; a full disk has rolled back by itself
                 db.execute("ROLLBACK")

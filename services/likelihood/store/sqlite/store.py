@@ -109,6 +109,7 @@ class SQLiteStore(facts.SQLiteFacts, SQLitePrompts):
                 self._refuse_overfull(db, run, key, packed)
             before = db.total_changes
             db.executemany(
+                # IGNORE: a client that got no answer posts the same once more.
                 "INSERT OR IGNORE INTO trajectory "
                 "(run, step, uid, grp, reward, advantage, tool_rounds, actions, is_right) "
                 "VALUES (?,?,?,?,?,?,?,?,?)",
@@ -238,6 +239,7 @@ class SQLiteStore(facts.SQLiteFacts, SQLitePrompts):
             "ON CONFLICT (run, attempt) DO UPDATE SET first_step=min(first_step, excluded.first_step)",
             (run_id, attempt, step),
         )
+        # Steps of earlier attempts from here on are of a course that the run has left.
         lower = "run=? AND step>=? AND attempt<?", (run_id, step, attempt)
         gone = [row[0] for row in db.execute(f"SELECT step FROM step WHERE {lower[0]}", lower[1])]
         if gone:

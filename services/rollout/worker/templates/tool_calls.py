@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from services.common.errors import UserError
+from services.common.records.files import json_value
 from services.contracts import Observation
 from services.rollout.worker.plain_text import Outside
 from services.rollout.worker.tags import last_answer, outside_thoughts
@@ -199,7 +200,9 @@ class HermesTemplate(ToolCallTemplate):
                 return
             # The innermost: one that was only mentioned before it opened nothing.
             last = text.rfind("<tool_call>", start, end)
-            query = _query(_json_of(text[last + len("<tool_call>") : end]), "arguments")
+            query = _query(
+                json_value(text[last + len("<tool_call>") : end].strip(), strict=False), "arguments"
+            )
             if query:
                 yield last, query
             start = text.find("<tool_call>", end)
@@ -261,18 +264,11 @@ def _called(written: str, result: str) -> list[dict[str, str]]:
     ]
 
 
-def _json_of(text: str) -> Any:
-    try:
-        return json.loads(text.strip(), strict=False)
-    except (ValueError, RecursionError):
-        return None
-
-
 def _query(call: Any, arguments: str) -> str:
     """The query of a call of search; empty where it is another call, or none."""
     if not isinstance(call, dict) or call.get("name") != TOOL:
         return ""
     given = call.get(arguments)
-    given = _json_of(given) if isinstance(given, str) else given
+    given = json_value(given.strip(), strict=False) if isinstance(given, str) else given
     query = given.get("query") if isinstance(given, dict) else None
     return query.strip() if isinstance(query, str) else ""

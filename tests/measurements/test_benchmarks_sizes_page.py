@@ -1,0 +1,76 @@
+"""The page says of the large indexes what was measured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.places import ROOT
+
+RESULT = json.loads((ROOT / "benchmarks/results/bm25_21m.json").read_text())
+PAGE = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("load", RESULT["load"], ids=lambda load: str(load["clients"]))
+def test_the_page_has_the_measured_rate_of_each_number_of_clients(load):
+    median = f"{load['p50_ms']:.1f}" if load["p50_ms"] < 10 else f"{load['p50_ms']:.0f}"
+    assert not load["failures"]
+    assert (
+        f"| {load['clients']} | {load['rate']:.0f} | {median} ms | {load['p99_ms']:.0f} ms | "
+        f"{load['cpu_ms_per_question']:.2f} ms |"
+    ) in PAGE
+
+
+def test_the_page_has_the_measured_cost_size_and_build():
+    exact, index, build = RESULT["exact"], RESULT["index"], RESULT["build"]
+    assert exact["same"] == {"impacts": exact["questions"], "blocks": exact["questions"]}
+    assert (
+        f"| 21,000,000 | ours, packed | {exact['impacts_cpu_ms']} | {exact['impacts_cpu_p50_ms']} | "
+        f"{exact['impacts_cpu_p99_ms']:.2f} | {index['bytes'] / 1e6:,.0f} | {build['cpu_seconds']:,} | "
+        f"{build['with_mapped_peak_mib']:,} |"
+    ) in PAGE
+    without = (index["bytes"] - index["impacts_bytes"]) / 1e6
+    assert (
+        f"| 21,000,000, in turns with it | ours, by block maxima | {exact['blocks_cpu_ms']} | "
+        f"{exact['blocks_cpu_p50_ms']} | {exact['blocks_cpu_p99_ms']:.2f} | {without:,.0f} | | |"
+    ) in PAGE
+
+
+def test_the_page_has_the_measured_start_and_memory():
+    cold, warm = RESULT["start"]
+    memory = RESULT["memory"]
+    assert (
+        f"| {cold['ready_seconds']:.1f} s, first answer after {cold['first_answer_seconds']:.1f} s "
+        f"(warm {warm['ready_seconds']:.1f} and {warm['first_answer_seconds']:.1f} s) |"
+    ) in PAGE
+    assert (
+        f"| {memory['with_mapped_mib']:,} MiB after the load, in four processes: {memory['own_mib']} MiB "
+        "their own"
+    ) in PAGE
+
+
+def test_the_page_has_the_measured_dense_index():
+    dense = json.loads((ROOT / "benchmarks/results/dense_1m.json").read_text())
+    for found, load in zip(dense["recall"], dense["load"], strict=True):
+        assert (
+            f"| {load['nprobe']} | {found['recall']:.3f} | {found['cpu_ms']} | {load['rate']:.0f} | "
+            f"{load['p50_ms']:.0f} ms | {load['p99_ms']:.0f} ms | {load['with_mapped_mib']:,} MiB |"
+        ).replace("| 0.", "| .") in PAGE
+    build = dense["build"]
+    assert f"took {build['seconds']} s of the clock on the busy machine and {build['cpu_seconds']} s" in PAGE
+
+
+def test_the_page_has_the_measured_waits_of_training():
+    beside = json.loads((ROOT / "benchmarks/results/trainer_beside_21m.json").read_text())
+    for passages, step in [
+        *(("21,000,000", step) for step in beside["steps"]),
+        *(("20,196, later", step) for step in beside["steps_of_20196"]),
+    ]:
+        shares = (f"{100 * step[name]:.1f} %" for name in ("of_trajectory", "some_wait", "all_wait"))
+        assert (
+            f"| {passages} | {step['step']} | {step['step_seconds']:.1f} s | "
+            f"{step['rollout_seconds']:.1f} s | "
+            f"{step['searches']} | {step['search_p50_ms']:.0f} ms | {step['search_p99_ms']:.0f} ms | "
+            f"{' | '.join(shares)} |"
+        ) in PAGE
