@@ -3,6 +3,7 @@
 import pytest
 from places import ROOT
 
+from benchmarks.real_curves import drawing, probe, reward
 from benchmarks.real_model import (
     FIRST_LOTS,
     HALF_RATE,
@@ -86,3 +87,13 @@ def test_the_sentences_on_what_was_learned_are_those_of_the_runs():
     assert f"{min(llds):.3f} to {max(llds):.3f}" == "0.245 to 0.291" and ".245 to .291" in SAID
     half = [exact_match(found[name], "after_greedy") for name in HALF]
     assert f"{min(half):.3f} to {max(half):.3f}" == "0.305 to 0.311" and ".305 to .311" in SAID
+
+
+def test_the_curves_are_drawn_from_the_committed_metrics():
+    assert (ROOT / "docs/images/real_model.svg").read_text(encoding="utf-8") == drawing()
+    assert "(images/real_model.svg)" in SECTION
+    assert drawing().count("<polyline") == 2 * (len(runs()) + len(runs(HALF_RATE)))
+    rows = metrics(HALF[0])
+    assert reward(rows)[0] == (5, pytest.approx(sum(row["reward/mean"] for row in rows[:5]) / 5))
+    assert probe(rows)[0] == (2, rows[1]["probe/fixed"])
+    assert min(value for _, value in probe(metrics("grpo_lr3e-5_s99"))) == -2.0
