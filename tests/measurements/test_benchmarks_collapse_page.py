@@ -3,8 +3,6 @@ rules worked out by hand."""
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from places import ROOT
 
