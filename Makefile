@@ -23,11 +23,13 @@ study: setup
 	$(PY) -m trainer demo --collapse
 
 # Part of it: STUDY_ARMS=factorial make study-full; STUDY_ARMS=second has the arms of PLAN_SECOND.md. It goes on where it was stopped.
+# STUDY_ARMS=corners STUDY_SEEDS=100:103 make study-full: two rates x lambda 0 and .5, three seeds, 12 runs of 3 to 15 minutes, two at a time.
 STUDY_ARMS ?= all
+STUDY_SEEDS ?= 100:110
 STUDY_FOLDER ?= runs/collapse
 study-full: setup
-	$(PY) -m benchmarks.collapse grid --folder $(STUDY_FOLDER) --arms $(STUDY_ARMS)
-	$(PY) -m benchmarks.collapse collect --folder $(STUDY_FOLDER) --arms $(STUDY_ARMS)
+	$(PY) -m benchmarks.collapse grid --folder $(STUDY_FOLDER) --arms $(STUDY_ARMS) --seeds $(STUDY_SEEDS)
+	$(PY) -m benchmarks.collapse collect --folder $(STUDY_FOLDER) --arms $(STUDY_ARMS) --seeds $(STUDY_SEEDS)
 	$(PY) -m benchmarks.collapse tables
 
 # Lint, and the tests that start no engine, cluster or browser and take less than four seconds or so each.

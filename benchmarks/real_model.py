@@ -18,12 +18,15 @@ LAST = 10
 FALL = 5
 """Steps of a mean reward that may fall."""
 SEEDS = (100, 101, 102)
-"""Of the paired runs at 1e-5."""
+"""Of the paired runs at 1e-5, and of those at half the rate."""
+FIRST_LOTS = "runs.json"
+HALF_RATE = "half_rate.json"
+"""A later day's runs, from a warm start of their own: GRPO at 5e-6, and seed 100 at 1e-5 once more."""
 
 
 @cache
-def runs(folder: Path = RESULTS) -> dict[str, Any]:
-    return json.loads((folder / "runs.json").read_text(encoding="utf-8"))["runs"]
+def runs(file: str = FIRST_LOTS) -> dict[str, Any]:
+    return json.loads((RESULTS / file).read_text(encoding="utf-8"))["runs"]
 
 
 def metrics(name: str, folder: Path = RESULTS) -> list[dict[str, Any]]:
@@ -37,9 +40,9 @@ def last_mean(rows: list[dict[str, Any]], key: str, digits: int) -> str:
     return f"{sum(values) / len(values):.{digits}f}" if values else "-"
 
 
-def first_alarm(name: str) -> int | str:
+def first_alarm(name: str, file: str = FIRST_LOTS) -> int | str:
     """Step of the first alarm of the rule `likelihood`."""
-    return next((a["step"] for a in runs()[name]["alarms"] if a["rule"] == "likelihood"), "none")
+    return next((a["step"] for a in runs(file)[name]["alarms"] if a["rule"] == "likelihood"), "none")
 
 
 def halved(rows: list[dict[str, Any]]) -> int | str:
@@ -61,29 +64,33 @@ def sign_test(a: str, b: str) -> tuple[int, int, float]:
     return only_a, only_b, min(1.0, 2 * tail)
 
 
-def table() -> str:
-    """Markdown: a row per run."""
+def table(file: str = FIRST_LOTS) -> str:
+    """Markdown: a row per run of a file of results."""
     lines = [
         "| run | steps | reward, last 10 | EM greedy | EM sampled | fixed probe, nats | preserved that fell, "
         "last 10 | searches, last 10 "
         "| entropy, last 10 | first `likelihood` alarm | phase at the end |",
         "| --- " * 11 + "|",
     ]
-    for name, run in runs().items():
+    for name, run in runs(file).items():
         rows = metrics(name)
         em = {key: scores["overall"]["em"] for key, scores in run["evaluations"].items()}
         probe = [row["probe/fixed"] for row in rows if row.get("probe/fixed") is not None]
-        arm = f"LLDS-A {run['llds.lambda']:g}" if run["llds.lambda"] else "GRPO"
         lines.append(
-            f"| {arm}, rate {run['lr']:.0e}, seed {run['seed']} | {run['steps']} | "
+            f"| {_arm(run)} | {run['steps']} | "
             f"{last_mean(rows, 'reward/mean', 3)} "
             f"| {em['before_greedy']:.3f} -> {em['after_greedy']:.3f} "
             f"| {em['before_sampled']:.3f} -> {em['after_sampled']:.3f} | {probe[-1]:.2f} "
             f"| {last_mean(rows, 'displacement/share_negative', 2)} "
             f"| {last_mean(rows, 'rollout/searches', 2)} | {last_mean(rows, 'entropy', 3)} "
-            f"| {first_alarm(name)} | {run['phase']} |"
+            f"| {first_alarm(name, file)} | {run['phase']} |"
         )
     return "\n".join(lines)
+
+
+def _arm(run: dict[str, Any]) -> str:
+    loss = f"LLDS-A {run['llds.lambda']:g}" if run["llds.lambda"] else "GRPO"
+    return f"{loss}, rate {run['lr']:.0e}, seed {run['seed']}"
 
 
 def pair() -> str:
@@ -96,10 +103,63 @@ def pair() -> str:
     )
 
 
-def right_after(name: str) -> str:
+def right_after(name: str, file: str = FIRST_LOTS) -> str:
     """A 0 or 1 per question, by greedy decoding after training."""
-    answers: str = runs()[name]["right"]["after_greedy"]
+    answers: str = runs(file)[name]["right"]["after_greedy"]
     return answers
+
+
+def yes_or_no() -> str:
+    """A 0 or 1 per question of 681: whether its golden answers are yes or no."""
+    asked: str = json.loads((RESULTS / HALF_RATE).read_text(encoding="utf-8"))["yes_no"]
+    return asked
+
+
+def by_kind() -> str:
+    """Markdown: of each run, right answers by greedy decoding before and after training, to questions that
+    ask for yes or no and to all others."""
+    asked = yes_or_no()
+    lines = [
+        f"| run | of {asked.count('1')} questions for yes or no | of the {asked.count('0')} others |",
+        "| --- " * 3 + "|",
+    ]
+    for file in (FIRST_LOTS, HALF_RATE):
+        for run in runs(file).values():
+            cells = []
+            for kind in "10":
+                before, after = (
+                    sum(mark == "1" for mark, of_kind in zip(right, asked, strict=True) if of_kind == kind)
+                    for right in (run["right"]["before_greedy"], run["right"]["after_greedy"])
+                )
+                cells.append(f"{before} -> {after}")
+            again = " (again)" if file == HALF_RATE and run["lr"] == 1e-5 else ""
+            lines.append(f"| {_arm(run)}{again} | {cells[0]} | {cells[1]} |")
+    return "\n".join(lines)
+
+
+def half_rate() -> str:
+    """Markdown: a row per seed at 5e-6, its greedy answers after training beside those before."""
+    lines = [
+        "| seed | steps | EM greedy before | after | difference | questions answered before alone "
+        "| after alone | p | reward, highest mean of 5 | reward under half of its best "
+        "| largest gradient norm |",
+        "| --- " * 11 + "|",
+    ]
+    for seed in SEEDS:
+        name = f"grpo_lr5e-6_s{seed}"
+        run = runs(HALF_RATE)[name]
+        before, after = (run["right"][f"{when}_greedy"] for when in ("before", "after"))
+        only_before, only_after, p = sign_test(before, after)
+        em = [right.count("1") / len(right) for right in (before, after)]
+        rows = metrics(name)
+        rewards = [row["reward/mean"] for row in rows]
+        best = max(sum(rewards[i - FALL : i]) / FALL for i in range(FALL, len(rewards) + 1))
+        norm = max(row.get("grad_norm/max", 0.0) for row in rows)
+        lines.append(
+            f"| {seed} | {run['steps']} | {em[0]:.3f} | {em[1]:.3f} | {em[1] - em[0]:+.3f} | {only_before} "
+            f"| {only_after} | {p:.2f} | {best:.3f} | {halved(rows)} | {norm:.1f} |"
+        )
+    return "\n".join(lines)
 
 
 def pairs() -> str:
@@ -130,3 +190,9 @@ if __name__ == "__main__":
     print(pair())
     print()
     print(pairs())
+    print()
+    print(table(HALF_RATE))
+    print()
+    print(half_rate())
+    print()
+    print(by_kind())

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks.collapse.arms import RUNNABLE, SEEDS, STEPS, chosen, contrasts
 from benchmarks.collapse.cells import Cell, cells
-from benchmarks.collapse.collected import RESULTS, collect, read_all
+from benchmarks.collapse.collected import RESULTS, collect, read_all, repeats_of
 from benchmarks.collapse.grid import missing_arms, run_grid, status_table, warm
 from benchmarks.collapse.page import write_page
 from benchmarks.collapse.power import paragraph
@@ -32,11 +32,19 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m benchmarks.collapse", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     for name, one in add_commands(commands, FOLDER, RESULTS):
-        one.add_argument("--arms", nargs="+", default=["all"], help="arms, or factorial, variants, all")
+        one.add_argument(
+            "--arms", nargs="+", default=["all"], help="arms, or factorial, variants, all, corners"
+        )
         one.add_argument(
             "--seeds", type=seeds, default=list(SEEDS), help="FIRST:END (END not included), or a list"
         )
         one.add_argument("--steps", type=positive, default=STEPS, help="training steps of a cell")
+        if name == "collect":
+            one.add_argument(
+                "--processor",
+                default="",
+                help="of the machine that ran the cells, where the grid has not noted it",
+            )
         if name == "grid":
             one.add_argument("--parallel", type=positive, default=2, help="cells at the same time")
     tables = commands.add_parser("tables", help="print tables and verdict from the compressed metrics")
@@ -52,10 +60,19 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def collect_all(found: list[Cell], out: Path, replace: bool, console: Console) -> int:
+def collect_all(found: list[Cell], arguments: argparse.Namespace, console: Console) -> int:
     """Exit status 1 where a cell repeats a committed one with other bits."""
-    words = {cell.name: collect(cell, out, replace=replace) for cell in found}
+    out = arguments.out
+    options = {"replace": arguments.replace, "processor": arguments.processor}
+    words = {cell.name: collect(cell, out, **options) for cell in found}
     status = tell_collected(words, console)
+    if status:
+        console.print(
+            "cells with other bits stay as they are; "
+            f"--out {repeats_of(out)} puts these beside them, and the page compares the two",
+            markup=False,
+            soft_wrap=True,
+        )
     console.print(f"{sum(word != 'not ended' for word in words.values())} of {len(words)} cells are there")
     return status
 
@@ -64,7 +81,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.command == "tables":
         results = read_all(arguments.results)
         if arguments.page:
-            write_page(results, arguments.page)
+            write_page(results, arguments.page, read_all(repeats_of(arguments.results)))
         else:
             print(everything(results))
         return 0
@@ -83,7 +100,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.command == "status":
         console.print(status_table(found), width=max(console.width, 160), soft_wrap=False, crop=False)
         return 0
-    return collect_all(found, arguments.out, arguments.replace, console)
+    return collect_all(found, arguments, console)
 
 
 def main(argv: list[str] | None = None) -> int:

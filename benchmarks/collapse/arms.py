@@ -176,6 +176,7 @@ GROUPS = {
     "variants": FAMILIES[1][len(FACTORIAL) :],
     "all": FAMILIES[1],
     "second": FAMILIES[2],
+    "corners": ("grpo", "llds_0.5", "half_grpo", "half_llds_0.5"),
 }
 
 

@@ -9,21 +9,20 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.collapse.cells import Cell
-from benchmarks.collapse.grid import warm_file
+from benchmarks.collapse.grid import PACKAGES, machine_file, warm_file
 from benchmarks.collapse.outcomes import COLUMNS, END, Outcomes, outcomes
 from benchmarks.grids.kept import compressed, short, versions
 from services.common.files import json_lines, write_atomically
 
 RESULTS = Path(__file__).parents[1] / "results" / "collapse"
 FIRST_BATCH = ("reward/mean", "rollout/length", "rollout/searches")
-PACKAGES = ("torch", "vllm", "transformers", "deepspeed", "numpy")
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,10 @@ class Result:
         """What the first batch was like, before any update: equal for all arms of a seed."""
         first = next((row for row in self.rows if row["step"] == 1), None)
         return tuple(first.get(key) for key in FIRST_BATCH) if first else None
+
+
+Results = Mapping[str, Mapping[int, Result]]
+"""By arm and seed."""
 
 
 def reproducible(row: dict[str, Any]) -> dict[str, Any]:
@@ -69,9 +72,11 @@ def fingerprint(rows: list[dict[str, Any]], scores: dict[tuple[str, int], dict[s
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def collect(cell: Cell, out: Path, *, replace: bool = False) -> str:
+def collect(cell: Cell, out: Path, *, replace: bool = False, processor: str = "") -> str:
     """Write the committed form of a cell that ended or died. Returns what was done, in a word or two:
-    `written`, `same bits`, `other bits` (kept as it was, unless `replace`), or `not ended`."""
+    `written`, `same bits`, `other bits` (kept as it was, unless `replace`), or `not ended`.
+
+    processor: that of the machine that ran the cell, where the grid has not noted it."""
     if not (cell.ended or cell.died):
         return "not ended"
     rows = json_lines(cell.run / "metrics.jsonl")
@@ -88,7 +93,7 @@ def collect(cell: Cell, out: Path, *, replace: bool = False) -> str:
         "seconds": cell.summary().get("seconds"),
         "fingerprint": fingerprint(rows, scores),
         "warm_start": warm_start,
-        "versions": versions(PACKAGES),
+        "versions": machine_of(cell, processor),
     }
     file = out / cell.arm / f"{cell.seed}.jsonl.gz"
     if file.exists() and not replace:
@@ -104,6 +109,15 @@ def collect(cell: Cell, out: Path, *, replace: bool = False) -> str:
     return "written"
 
 
+def machine_of(cell: Cell, processor: str = "") -> dict[str, str]:
+    """What the grid noted of the machine that ran the cell. Without a note: this machine's versions, and the
+    processor that is given, if any."""
+    with suppress(OSError, ValueError):
+        noted: dict[str, str] = json.loads(machine_file(cell).read_text(encoding="utf-8"))
+        return noted
+    return versions(PACKAGES) | ({"processor": processor} if processor else {})
+
+
 def read(file: Path) -> Result:
     with gzip.open(file, "rt", encoding="utf-8") as text:
         header, *lines = [json.loads(line) for line in text]
@@ -113,6 +127,11 @@ def read(file: Path) -> Result:
             scores[line["evaluation"]][line["step"]] = line["em"]
     rows = [line for line in lines if "evaluation" not in line]
     return Result(header, rows, scores["sampled"], scores["greedy"])
+
+
+def repeats_of(results: Path) -> Path:
+    """The folder of cells that were run a second time, beside that of the results."""
+    return results.with_name(f"{results.name}_repeats")
 
 
 def read_all(folder: Path = RESULTS) -> dict[str, dict[int, Result]]:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.collapse.arms import ARMS, SEEDS, STEPS
-from benchmarks.collapse.collected import Result
+from benchmarks.collapse.collected import Result, Results
 from benchmarks.collapse.outcomes import PRIMARY, REWARD_WIDTH
-from benchmarks.collapse.tables import Contrast, Results, complete, paired
+from benchmarks.collapse.sameness import faults, mixed
+from benchmarks.collapse.tables import Contrast, complete, p_text, paired, tested, verdict
 
 PROBE_DROP = 0.15
 """Nats per token below its best from which the fixed probe has fallen; the monitor's threshold."""
@@ -71,8 +72,8 @@ def _below_best(series: Sequence[tuple[int, float]]) -> int | None:
     return None
 
 
-def _means(series: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Of 8 values, by the step of the last."""
+def means_of_8(series: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Mean of 8 values, by the step of the last."""
     return [
         (series[i][0], statistics.fmean(value for _, value in series[i - REWARD_WIDTH + 1 : i + 1]))
         for i in range(REWARD_WIDTH - 1, len(series))
@@ -81,7 +82,7 @@ def _means(series: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 def _reward_fell(series: Sequence[tuple[int, float]]) -> int | None:
     best, low = 0.0, 0
-    for step, mean in _means(series):
+    for step, mean in means_of_8(series):
         best = max(best, mean)
         low = low + 1 if mean < FELL_SHARE * best else 0
         if low == FELL_STEPS:
@@ -91,7 +92,7 @@ def _reward_fell(series: Sequence[tuple[int, float]]) -> int | None:
 
 def _spike(series: Sequence[tuple[int, float]]) -> int | None:
     lowest = float("inf")
-    for step, mean in _means(series):
+    for step, mean in means_of_8(series):
         lowest = min(lowest, mean)
         if mean > SPIKE * lowest:
             return step
@@ -112,7 +113,7 @@ def paper_table(results: Results) -> str:
 _CLAIMS: tuple[tuple[str, str, Callable[[Signs], bool]], ...] = (
     (
         "plain GRPO collapses within 300 steps",
-        f"reward stays under half of its best within {STEPS} steps",
+        f"reward stays under half of its best within {STEPS} steps, half as many",
         lambda s: s.collapsed,
     ),
     (
@@ -152,6 +153,8 @@ def _counted(says: str, what: str, hits: Sequence[bool]) -> str:
 def _ordered(results: Results, says: str, arms: Sequence[str]) -> str:
     if missing := lacking(results, arms):
         return f"| {says} | not run yet: {', '.join(missing)} | - |"
+    if odd := faults(results, arms):
+        return f"| {says} | {'; '.join(odd)} | - |"
     steps = [paired(results, a, b, PRIMARY) for a, b in itertools.pairwise(arms)]
     said = "; ".join(f"{c.arm} - {c.control}: {_span(c)}" for c in steps)
     if all(c.low > 0 for c in steps):
@@ -194,7 +197,7 @@ _QUESTIONS: tuple[tuple[str, str, str, str, str, str, str], ...] = (
         PRIMARY,
         "At a rate at which plain GRPO falls: LLDS-A .5 raised exact match",
         "Not for answers: at a rate at which plain GRPO falls, LLDS-A .5 lowered exact match",
-        "Not shown to help answers: at a rate at which plain GRPO falls, no effect on exact match was seen",
+        "At a rate at which plain GRPO falls, an effect of LLDS-A .5 on exact match was not shown",
     ),
     (
         "With what lambda?",
@@ -235,14 +238,28 @@ _QUESTIONS: tuple[tuple[str, str, str, str, str, str, str], ...] = (
 )
 
 
+HALF_THE_RATE = 2
+"""Place of the question about it."""
+
+
+def in_short(results: Results) -> str:
+    """The outcome, and what half the rate does: the two sentences that a reader needs first."""
+    _, *rest = _QUESTIONS[HALF_THE_RATE]
+    answer = "" if lacking(results, rest[:2]) else f" {_answer(results, *rest)}"
+    return f"**The planned study** (laboratory, ten paired seeds per arm): {verdict(results)}{answer}"
+
+
 def _answer(
     results: Results, arm: str, control: str, outcome: str, raised: str, lowered: str, open_: str
 ) -> str:
     if missing := lacking(results, (arm, control)):
         return f"Not known yet: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not complete."
-    c = paired(results, arm, control, outcome)
+    if odd := faults(results, (arm, control)):
+        return f"Not known yet: {'; '.join(odd)}."
+    c = next(c for c in tested(results, outcome) if (c.arm, c.control) == (arm, control))
     sentence = {_RAISED: raised, _LOWERED: lowered, _OPEN: open_}[_way(c)]
-    return f"{sentence} (`{arm}` minus `{control}`: {_span(c)}, {c.pairs} pairs)."
+    numbers = f"`{arm}` minus `{control}`: {_span(c)}, {c.pairs} pairs, p {p_text(c.adjusted)} by Holm"
+    return f"{sentence} ({numbers}).{mixed(results, (arm, control))}"
 
 
 def arms_there(results: Results) -> str:

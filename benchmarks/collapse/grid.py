@@ -25,6 +25,7 @@ from rich.table import Table
 
 from benchmarks.collapse.arms import ARMS
 from benchmarks.collapse.cells import MOST_FAILURES, Cell
+from benchmarks.grids.kept import processor, versions
 from services.common.errors import UnspiralError, UserError
 from services.common.files import lock, write_json
 from services.common.processes import signals
@@ -41,6 +42,8 @@ RAY_START_SECONDS = "180"
 """Longest wait of Ray for its own parts; 30 by default, too short beside other work."""
 LOOK_SECONDS = 5.0
 """Time between two looks at the cells' metrics."""
+PACKAGES = ("torch", "vllm", "transformers", "deepspeed", "numpy")
+"""Those whose versions a cell's header names."""
 
 
 @dataclass
@@ -134,6 +137,8 @@ class Runner:
                 continue
             job.start()
             self.running.append(job)
+            if job.cell is not None:
+                note_machine(job.cell)
 
     def _waits(self, cell: Cell) -> bool:
         """Whether another process has the cell in use, or the cell that it follows has not ended yet. Raises
@@ -295,6 +300,17 @@ def check_sources(todo: list[Cell]) -> None:
                 f"--arms {cell.arm}: it follows the recorded series of {source.name}, whose cell has not "
                 f"ended ({source.run}); run --arms {source.arm} first, or both together"
             )
+
+
+def machine_file(cell: Cell) -> Path:
+    return cell.folder / "machines" / f"{cell.name}.json"
+
+
+def note_machine(cell: Cell) -> None:
+    """Keep the machine that runs the cell: its results may be collected on another one."""
+    file = machine_file(cell)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, versions(PACKAGES) | {"processor": processor()})
 
 
 def warm_file(folder: Path, seed: int) -> Path:

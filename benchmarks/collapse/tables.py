@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.collapse.arms import ARMS, CLAIM, SEEDS, contrasts
-from benchmarks.collapse.collected import Result
+from benchmarks.collapse.collected import Results
 from benchmarks.collapse.outcomes import END, PRIMARY, SECONDARY, Outcomes
+from benchmarks.collapse.sameness import NOTHING_CONCLUDED, faults, first_batches, mixed
 from benchmarks.collapse.statistics import holm, interval, permutation_p
 
-Results = Mapping[str, Mapping[int, Result]]
 HEADS = {
     "em": "EM sampled, steps 60 to 150",
     "time_to_half": "steps until reward under half",
@@ -114,8 +113,8 @@ def contrasts_table(results: Results, outcome: str = PRIMARY, family: int = 1) -
                 str(c.pairs),
                 f"{c.mean:+.3f}",
                 f"{c.low:+.3f} to {c.high:+.3f}",
-                _p(c.p),
-                _p(c.adjusted),
+                p_text(c.p),
+                p_text(c.adjusted),
             )
         )
     return "\n".join(lines)
@@ -127,12 +126,14 @@ def verdict(results: Results) -> str:
     needed = {arm for pair in CLAIM for arm in pair}
     if missing := [arm for arm in ARMS if arm in needed - set(complete(results))]:
         return f"Undecided: not all ten seeds of {', '.join(missing)} are there."
+    if odd := faults(results, needed):
+        return f"Undecided: {'; '.join(odd)}. {NOTHING_CONCLUDED}"
     found = [paired(results, arm, control, PRIMARY) for arm, control in CLAIM]
     if any(c.pairs < len(SEEDS) for c in found):
         return "Undecided: the primary outcome is missing for some seeds."
     said = [
         f"{c.arm} minus {c.control}: {c.mean:+.3f}, 95 % interval {c.low:+.3f} to {c.high:+.3f}, "
-        f"p = {_p(c.p)}."
+        f"p = {p_text(c.p)}."
         for c in found
     ]
     against = [f"{c.arm} minus {c.control}" for c in found if not c.low > 0]
@@ -141,25 +142,7 @@ def verdict(results: Results) -> str:
         if against
         else "Not refuted."
     )
-    return " ".join([*said, end])
-
-
-def first_batches(results: Results) -> str:
-    """Whether all arms of each seed sampled the same first batch from the same warm start. Arms that sample
-    ahead are left out of the first: what shares the engine's batches with theirs depends on timing."""
-    odd = []
-    for seed in sorted({seed for mine in results.values() for seed in mine}):
-        mine = [arm[seed] for arm in results.values() if seed in arm]
-        same = [results[arm][seed] for arm in results if seed in results[arm] and not samples_ahead(arm)]
-        if len({result.first_batch() for result in same}) > 1:
-            odd.append(f"the first batches of seed {seed} differ")
-        if len({result.header["warm_start"] for result in mine}) > 1:
-            odd.append(f"the warm starts of seed {seed} differ")
-    return "; ".join(odd) or "All arms of each seed share the warm start and the first batch."
-
-
-def samples_ahead(arm: str) -> bool:
-    return bool(ARMS[arm].settings.get("rollout.max_staleness"))
+    return " ".join([*said, end]) + mixed(results, needed)
 
 
 def second_family(results: Results) -> list[str]:
@@ -202,7 +185,8 @@ def _number(value: float | None) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.3f}"
 
 
-def _p(value: float) -> str:
+def p_text(value: float) -> str:
+    """A p value, to two digits."""
     return "-" if math.isnan(value) else f"{value:.4f}" if value < 0.01 else f"{value:.2f}"
 
 

@@ -37,8 +37,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m benchmarks.collapse_bench", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     for name, one in add_commands(commands, FOLDER, RESULTS):
-        one.add_argument("--causes", nargs="+", default=["all"], help="causes, or all, dose, second")
-        one.add_argument("--cures", nargs="+", default=["all"], help=f"all, or some of {', '.join(CURES)}")
+        one.add_argument("--causes", nargs="+", default=["all"], help="causes, or all, dose, second, curve")
+        one.add_argument("--cures", nargs="+", default=["all"], help=f"all, curve, {', '.join(CURES)}")
         one.add_argument(
             "--seeds", type=numbers, default=list(FIRST_SEEDS), help="FIRST:END (END not included), or a list"
         )

@@ -161,4 +161,6 @@ FIRST = {cause.name: cause for cause in _ALL}
 CAUSES: dict[str, Cause] = FIRST | {cause.name: cause for cause in SECOND}
 BENCH = tuple(name for name in FIRST if not name.startswith("mismatch_"))
 DOSE_CURVE = ("none", *("mismatch" if dose == 0.4 else f"mismatch_{dose:g}" for dose in DOSES))
-GROUPS = {"all": BENCH, "dose": DOSE_CURVE, "second": tuple(cause.name for cause in SECOND)}
+CURVE = tuple(name for name in DOSE_CURVE if name not in BENCH)
+"""The doses of PLAN_DOSE.md."""
+GROUPS = {"all": BENCH, "dose": DOSE_CURVE, "second": tuple(cause.name for cause in SECOND), "curve": CURVE}

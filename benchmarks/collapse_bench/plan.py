@@ -43,6 +43,9 @@ SAYS = {cure: ARMS[arm].says for cure, arm in _OF_ARM.items()} | {
     HALF: "plain GRPO at half the cause's learning rate",
 }
 
+CURVE_CURES = ("grpo", "llds_a", "masks")
+"""Of PLAN_DOSE.md."""
+
 
 def chosen(
     flag: str, names: Sequence[str], groups: Mapping[str, Sequence[str]], known: Mapping[str, Any]
@@ -61,7 +64,7 @@ def chosen_causes(names: Sequence[str]) -> list[str]:
 
 
 def chosen_cures(names: Sequence[str]) -> list[str]:
-    return chosen("--cures", names, {"all": tuple(CURES)}, CURES)
+    return chosen("--cures", names, {"all": tuple(CURES), "curve": CURVE_CURES}, CURES)
 
 
 def check_seed(seed: int) -> None:

@@ -5,88 +5,29 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.barometer.judged import fell, wilson
 from benchmarks.collapse_bench import roc
-from benchmarks.collapse_bench.causes import BENCH, CAUSES, DOSE_CURVE, SECOND
+from benchmarks.collapse_bench.causes import BENCH, CAUSES
 from benchmarks.collapse_bench.collected import Result
-from benchmarks.collapse_bench.plan import CURES, EVAL_EVERY, STEPS
+from benchmarks.collapse_bench.dose import dose_section
+from benchmarks.collapse_bench.effects import (
+    PLAIN,
+    Scores,
+    effect,
+    effects_table,
+    names,
+    scores_of,
+)
+from benchmarks.collapse_bench.plan import CURES
 from benchmarks.grids.command_line import write_between
 from services.common.files import write_atomically
 from services.likelihood.monitor.phases import PhaseMonitor
 
 FIRST, LAST = "<!-- collapse bench: begin -->", "<!-- collapse bench: end -->"
-PLAIN = "grpo"
 LLDS = ("llds_a", "llds_r")
-Scores = Mapping[tuple[str, str, int], float]
-
-
-@dataclass(frozen=True)
-class Effect:
-    """Mean of paired differences with Student's 95 % interval; NaN with fewer than two pairs."""
-
-    pairs: int
-    mean: float
-    low: float
-    high: float
-
-    @property
-    def word(self) -> str:
-        return "helps" if self.low > 0 else "harms" if self.high < 0 else ""
-
-    def __str__(self) -> str:
-        if not self.pairs:
-            return "-"
-        span = "" if math.isnan(self.low) else f" ({self.low:+.2f} to {self.high:+.2f})"
-        text = f"{self.mean:+.2f}{span}"
-        return f"**{text}**" if self.word else text
-
-
-def student(differences: Sequence[float]) -> Effect:
-    from scipy.stats import t
-
-    n = len(differences)
-    mean = statistics.fmean(differences) if n else math.nan
-    if n < 2:
-        return Effect(n, mean, math.nan, math.nan)
-    half = float(t.ppf(0.975, n - 1)) * statistics.stdev(differences) / math.sqrt(n)
-    return Effect(n, mean, mean - half, mean + half)
-
-
-def scores_of(results: Sequence[Result]) -> dict[tuple[str, str, int], float]:
-    """The primary outcome of each cell: mean sampled exact match of the last two evaluations."""
-    found = {}
-    for result in results:
-        sampled = result.scores.get("sampled", {})
-        last = [sampled.get(step) for step in (STEPS - EVAL_EVERY, STEPS)]
-        if all(score is not None for score in last):
-            found[result.key] = statistics.fmean(score for score in last if score is not None)
-    return found
-
-
-def effect(scores: Scores, cell: tuple[str, str], control: tuple[str, str]) -> Effect:
-    """Of one (cause, cure) minus another, over the seeds that both have."""
-    seeds = sorted({seed for *of, seed in scores if tuple(of) == cell})
-    pairs = [(scores[(*cell, s)], scores[(*control, s)]) for s in seeds if (*control, s) in scores]
-    return student([a - b for a, b in pairs])
-
-
-def effects_table(scores: Scores, causes: Sequence[str] = BENCH) -> str:
-    """A row per cause: the level of plain GRPO, the strength of the cause, the effect of each cure."""
-    cures = [cure for cure in CURES if cure != PLAIN]
-    names = ["cause", "seeds", "`grpo`: EM", "`grpo` under `none` minus this"]
-    lines = [f"| {' | '.join([*names, *(f'`{c}`' for c in cures)])} |", "| --- " * (4 + len(cures)) + "|"]
-    for cause in causes:
-        plain = [score for (c, cure, _), score in scores.items() if (c, cure) == (cause, PLAIN)]
-        level = f"{statistics.fmean(plain):.2f}" if plain else "-"
-        strength = str(effect(scores, ("none", PLAIN), (cause, PLAIN))) if cause != "none" else "-"
-        row = [f"`{cause}`", str(len(plain)), level, strength]
-        row += [str(effect(scores, (cause, cure), (cause, PLAIN))) for cure in cures]
-        lines.append(f"| {' | '.join(row)} |")
-    return "\n".join(lines)
 
 
 def where_llds_loses(scores: Scores) -> str:
@@ -109,11 +50,11 @@ def where_llds_loses(scores: Scores) -> str:
         ]
         by_word = {word: [c for c, e in known.items() if e.word == word] for word in ("helps", "harms", "")}
         lines.append(
-            f"- `{cure}`: of {len(known)} causes it helps under {_names(by_word['helps'])}, harms under "
-            f"{_names(by_word['harms'])}; under the other {len(by_word[''])} nothing was shown. "
+            f"- `{cure}`: of {len(known)} causes it helps under {names(by_word['helps'])} and harms under "
+            f"{names(by_word['harms'])}; under the other {len(by_word[''])} nothing was shown. "
             f"Its mean is below plain GRPO's under "
-            f"{_names([c for c, e in known.items() if e.mean < 0])}. Another cure "
-            f"that is not LLDS has the better mean under {_names(beaten)}."
+            f"{names([c for c, e in known.items() if e.mean < 0])}. Another cure "
+            f"that is not LLDS has the better mean under {names(beaten)}."
         )
     return "\n".join(lines)
 
@@ -143,22 +84,24 @@ def _share(hits: Sequence[bool]) -> str:
     return f"{sum(hits)} of {len(hits)} ({low:.2f} to {high:.2f})" if hits else "0 of 0"
 
 
-def _names(causes: Sequence[str]) -> str:
-    return ", ".join(f"`{cause}`" for cause in causes) or "none"
+def judged(results: Sequence[Result]) -> list[roc.Run]:
+    """The runs of the bench as the monitor judges them: the doses are one cause, four times over."""
+    return roc.judged([result for result in results if result.key[0] in BENCH])
 
 
 def block(results: Sequence[Result], runs: Sequence[roc.Run] | None = None) -> str:
     """The generated part of the page. runs: the results as the monitor judges them, where that was done."""
     if not results:
         return "No cell has been collected yet."
-    scores = scores_of(results)
+    bench = [result for result in results if result.key[0] in BENCH]
+    scores = scores_of(bench)
     seeds = sorted({seed for *_, seed in scores})
     cells = {(cause, cure) for cause, cure, _ in scores}
-    cpu = [s for r in results if (s := r.header["cpu_seconds"]) is not None]
+    cpu = [s for r in bench if (s := r.header["cpu_seconds"]) is not None]
     missing = [f"`{a}+{b}`" for a in BENCH for b in CURES if (a, b) not in cells]
     cost = f", median {statistics.median(cpu):.0f} s of CPU each" if cpu else ""
     parts = [
-        f"{len(results)} runs, seeds {', '.join(map(str, seeds))}{cost}. "
+        f"{len(bench)} runs, seeds {', '.join(map(str, seeds))}{cost}. "
         + (f"Missing: {', '.join(missing)}." if missing else "No cell of the bench is missing."),
         "![Heat map of effects by cause and cure](images/collapse_bench.svg)",
         "Each cell: exact match under the cure minus plain GRPO's under the same cause; mean, Student's "
@@ -167,10 +110,10 @@ def block(results: Sequence[Result], runs: Sequence[roc.Run] | None = None) -> s
         "### Where LLDS helps and where it loses",
         where_llds_loses(scores),
         "### Dose and response of mismatch",
-        effects_table(scores, (*(cause.name for cause in SECOND), *DOSE_CURVE)),
+        dose_section(results),
         "### The barometer on these runs",
-        barometer_lines(results),
-        roc.section(roc.judged(results) if runs is None else runs),
+        barometer_lines(bench),
+        roc.section(judged(results) if runs is None else runs),
     ]
     return "\n\n".join(parts)
 
@@ -216,7 +159,7 @@ def _colour(mean: float) -> str:
 def write_page(results: Sequence[Result], page: Path) -> None:
     """Write the block between the two marks of a page, and the two pictures into `images` beside it. Raises
     UserError where the page has no marks."""
-    runs = roc.judged(results)
+    runs = judged(results)
     write_between(page, FIRST, LAST, block(results, runs))
     if results:
         (page.parent / "images").mkdir(exist_ok=True)

@@ -34,6 +34,18 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Name, family and model of the processor: what decides how float32 sums are rounded."""
+    known: dict[str, str] = {}
+    with suppress(OSError):
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            known.setdefault(key.strip(), value.strip())
+    if "model name" not in known:
+        return platform.processor() or "unknown processor"
+    return f"{known['model name']} (family {known.get('cpu family', '?')}, model {known.get('model', '?')})"
+
+
 def columns_of(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, list[Any]]:
     """Those of the metrics that a step has, as columns."""
     return {

@@ -17,6 +17,7 @@ from services.common.errors import UserError
 from services.likelihood.exports.fixed_prompts import FOLDER, drawing, measured, points
 from services.likelihood.exports.report import write_report
 from trainer.config.schema import parse_config
+from trainer.loop.update import similarity
 from trainer.loop.update.fixed_prompts import Group, Response, settings_for, summary
 
 LR = 0.05
@@ -86,9 +87,20 @@ def test_the_command_measures_each_group_from_the_checkpoints_weights_and_the_re
         by_count.setdefault(len(right), []).append(right[0])
     assert all(max(values) - min(values) < 1e-3 for values in by_count.values())
     assert kept["summary"]["moved"] == 6 * len(taught) and kept["summary"]["right"]["fell"] == 0
+    # A state is the last word alone: n20 and n21 have nothing in common, and two right answers are one. The
+    # tag before the toss is shared by all, and three tokens by two answers that are the same.
+    alike = kept["summary"]["similarity"]
+    assert alike["groups"] == len(taught) and alike["right_wrong"]["shared_tokens"] == 1.0
+    mixed = sum(n * (6 - n) for n in (sum(r["right"] for r in g["responses"]) for g in taught))
+    assert alike["right_wrong"]["pairs"] == alike["right_wrong"]["compared"] == mixed
+    assert abs(alike["right_wrong"]["cosine"]) < 1e-6 and alike["right_right"]["cosine"] is None
+    assert alike["right_right"]["shared_tokens"] in (None, 3.0) and taught[0]["similarity"]["right_wrong"]
     page = write_report([run], tmp_path / "paper.html", paper=True).read_text()
     figures = json.loads(page.split('id="frozen">')[1].split("</script>")[0])["paper"]
     assert figures[-1]["drawing"].count("<circle") == kept["summary"]["right"]["responses"]
+    assert (
+        "right with wrong" in figures[-1]["drawing"] and "cosine of hidden states" in figures[-1]["drawing"]
+    )
     assert "coin, step 3: 0 of" in figures[-1]["drawing"] and "Not measured" not in figures[-1]["note"]
 
 
@@ -131,6 +143,7 @@ def test_the_summary_counts_right_and_wrong_answers_of_groups_that_made_a_step()
         "moved": 3,
         "right": {"responses": 2, "fell": 0.5, "median": pytest.approx(0.1)},
         "wrong": {"responses": 1, "fell": 1.0, "median": -0.5},
+        "similarity": similarity.summary([]),
     }
 
 

@@ -111,10 +111,14 @@ def test_each_arm_has_one_control_and_the_claim_needs_three_arms():
 def test_arms_come_in_the_order_of_the_plan_and_a_wrong_one_is_refused_by_name():
     assert chosen(["half_grpo", "grpo"]) == ["grpo", "half_grpo"]
     assert chosen(["factorial"]) == list(FACTORIAL)
+    corners = {(c.learner.lr, c.algorithm.llds.lambda_) for c in map(resolved, chosen(["corners"]))}
+    assert corners == {(rate, value) for rate in (3e-4, 1.5e-4) for value in (0.0, 0.5)}
     assert chosen(["all"]) == list(FAMILIES[1]) == [*FACTORIAL, *chosen(["variants"])]
     assert chosen(["matched_step", "nll"]) == ["nll", "matched_step"]
     assert chosen(["all", "second"]) == list(RUNNABLE)
-    with pytest.raises(UserError, match="no such arm; accepted: factorial, variants, all, second, grpo"):
+    with pytest.raises(
+        UserError, match="no such arm; accepted: factorial, variants, all, second, corners, grpo"
+    ):
         chosen(["gpro"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import statistics
 import sys
 from types import SimpleNamespace
 
@@ -15,21 +16,14 @@ from rich.console import Console
 
 from benchmarks.barometer.judged import wilson
 from benchmarks.collapse_bench import cells as cells_module
-from benchmarks.collapse_bench import plan, roc
+from benchmarks.collapse_bench import dose, plan, roc
 from benchmarks.collapse_bench.__main__ import main
 from benchmarks.collapse_bench.causes import BENCH, CAUSES, DOSE_CURVE, SECOND, Bf16Optimiser
 from benchmarks.collapse_bench.cells import cells, run_grid
 from benchmarks.collapse_bench.collected import Result, collect, read, read_all
+from benchmarks.collapse_bench.effects import scores_of, student
 from benchmarks.collapse_bench.plan import CURES, configuration
-from benchmarks.collapse_bench.tables import (
-    FIRST,
-    LAST,
-    block,
-    heat_map,
-    scores_of,
-    student,
-    where_llds_loses,
-)
+from benchmarks.collapse_bench.tables import FIRST, LAST, block, heat_map, judged, where_llds_loses
 from services.contracts import Question, TrajectoryRequest
 from services.likelihood.monitor.detectors.table import DETECTORS
 from trainer.config.schema import parse_config
@@ -43,6 +37,17 @@ def test_the_plan_shows_what_the_code_runs():
     second = (ROOT / "benchmarks" / "collapse_bench" / "PLAN_SECOND.md").read_text(encoding="utf-8")
     assert plan.causes_table(SECOND) in second and "exact" not in BENCH + DOSE_CURVE
     assert len(BENCH) >= 11 and len(CURES) == 7 and len(DOSE_CURVE) == 6
+
+
+def test_the_plan_of_doses_names_what_its_groups_run(tmp_path):
+    page = (ROOT / "benchmarks" / "collapse_bench" / "PLAN_DOSE.md").read_text(encoding="utf-8")
+    causes, cures = plan.chosen_causes(["curve"]), plan.chosen_cures(["curve"])
+    for names in (causes, cures, plan.FIRST_SEEDS):
+        *most, last = (f"`{name}`" if isinstance(name, str) else str(name) for name in names)
+        assert f"{', '.join(most)} and {last}" in page
+    found = cells(tmp_path, causes, cures, list(plan.FIRST_SEEDS))
+    assert f"{len(found)} cells" in page and {cell.seed for cell in found[:12]} == {2000}
+    assert set(DOSE_CURVE) - set(causes) == {"none", "mismatch"}
 
 
 def test_every_cell_is_a_configuration_that_the_product_takes(tmp_path):
@@ -146,8 +151,8 @@ def test_the_grid_skips_what_has_ended_tries_again_what_failed_and_collects_the_
 
 def test_names_and_seeds_outside_the_plan_are_refused_in_one_line(tmp_path, capsys):
     for arguments, says in (
-        (["--causes", "hihg_rate"], "--causes hihg_rate: no such name; accepted: all, dose, second, none"),
-        (["--cures", "x"], "--cures x: no such name"),
+        (["--causes", "hihg_rate"], "no such name; accepted: all, dose, second, curve, none"),
+        (["--cures", "x"], "--cures x: no such name; accepted: all, curve, grpo"),
         (["--seeds", "5"], "--seeds 5: not in the plan; accepted: 2000 to 2009"),
     ):
         assert main(["grid", "--folder", str(tmp_path), *arguments]) == 2
@@ -194,12 +199,61 @@ def test_the_page_pairs_by_seed_and_says_where_llds_loses():
     assert "| 3 | 0.41 | **+0.30 (+0.30 to +0.30)** | **-0.10 (-0.10 to -0.10)** |" in row
     assert "**+0.20 (+0.20 to +0.20)**" in row and "`none+kl`" in text.split("Missing: ")[1].split("\n")[0]
     a, r = where_llds_loses(scores_of(made)).splitlines()
-    assert "helps under none, harms under `mismatch`" in a and "better mean under `mismatch`." in a
+    assert "helps under no cause and harms under `mismatch`" in a and "better mean under `mismatch`." in a
     assert r == "- `llds_r`: not run yet."
     assert "of 3 (" in text.split("An alarm came in ")[1] and "of 9 (" in text
     drawn = heat_map(made)
     assert drawn.count("<rect") == len(BENCH) * 6 and "-0.10 *" in drawn and "+0.20 *" in drawn
     assert "-0.10 to -0.10<" in drawn and "+0.20 to +0.20<" in drawn
+
+
+def dosed(level, llds, masks):
+    """Cells of all doses: by seed, what exact match loses per unit of noise, and what cures gain by it."""
+    made = []
+    for place, seed in enumerate(plan.FIRST_SEEDS):
+        for cause, size in dose.SIZES.items():
+            em = 0.7 - level[place] * size
+            for cure, gain in (("grpo", 0.0), ("llds_a", llds[place]), ("masks", masks[place])):
+                made.append(made_up(cause, cure, seed, em + gain * size))
+                for row in made[-1].rows:
+                    row["mismatch/abs_logp"] = size / 2 if row["step"] > 13 else 9.0
+    return made
+
+
+def test_the_rise_along_the_doses_by_hand():
+    made = dosed(level=(0.2, 0.25, 0.3), llds=(0.1, 0.11, 0.12), masks=(-0.1, 0.0, 0.1))
+    scores = scores_of(made)
+    fall = dose.rise(scores, "grpo")
+    assert (fall.pairs, fall.mean) == (3, pytest.approx(-0.2))  # .25 x .8
+    assert fall.high == pytest.approx(-0.2 + 4.3027 * 0.04 / 3**0.5, abs=1e-4)
+    assert dose.rise(scores, "llds_a").mean == pytest.approx(0.088)
+    text = dose.dose_section(made)
+    assert text.startswith("36 of the 36 cells of `PLAN_DOSE.md` have run.")
+    rows = [line for line in text.splitlines() if re.match(r"\| [0.]", line)]
+    assert [row.split(" | ")[0][2:] for row in rows] == ["0", "0.05", "0.1", "0.2", "0.4", "0.8"]
+    assert rows[5].startswith(
+        "| 0.8 | 0.4 | 0.70 | 3 | 0.51 | **+0.09 ("
+    )  # .7 - .25 x .8, and .01 by made_up
+    assert "`grpo`: exact match falls with the dose: **-0.20 (-0.30 to -0.10)**, 3 seeds." in text
+    assert "it helps more, the larger the dose: **+0.09 (+0.07 to +0.11)**, 3 seeds. LLDS-A is a cure" in text
+    assert (
+        "`masks`: no change of its effect with the dose was shown: +0.00 (-0.20 to +0.20), 3 seeds." in text
+    )
+    assert "Not run: `exact`" in text
+    assert block(made, []).startswith("18 runs, seeds 2000, 2001, 2002")  # `none` and `mismatch` alone
+
+
+def test_a_rise_is_read_as_the_plan_says_and_needs_all_six_doses():
+    flat = dose.dose_section(
+        dosed(level=(-0.1, 0.0, 0.1), llds=(0.1, 0.11, 0.12), masks=(-0.1, -0.11, -0.12))
+    )
+    assert "there was nothing to cure" in flat and "LLDS-A was not shown to be a cure" in flat
+    assert "it helps less, the larger the dose" in flat
+    made = dosed(level=(0.2, 0.25, 0.3), llds=(0.1, 0.11, 0.12), masks=(0.1, 0.1, 0.1))
+    part = [one for one in made if one.key[0] != "mismatch_0.2" or one.key[2] == 2000]
+    text = dose.dose_section(part)
+    assert text.count("not known yet: 1 of the seeds has all six doses.") == 3 and "cure of" not in text
+    assert text.startswith("30 of the 36") and "not known yet: 0 of the seeds have" in dose.dose_section([])
 
 
 def lost(cause, seed, *, falls=False, slip=0.0):
@@ -270,9 +324,12 @@ def test_the_page_names_the_rules_that_are_the_same_all_along_the_curve():
 def test_the_page_holds_what_is_committed(tmp_path):
     page = ROOT / "docs" / "collapse_bench.md"
     committed = read_all()
-    runs = roc.judged(committed)
+    runs = judged(committed)
     made = block(committed, runs)
     assert page.read_text(encoding="utf-8").partition(FIRST)[2].partition(LAST)[0].strip() == made
+    seconds = [result.header["seconds"] for result in committed if result.key[0] in BENCH]
+    words = f"{min(seconds):.0f} to {max(seconds):.0f} s each, median {statistics.median(seconds):.0f}"
+    assert words in page.read_text(encoding="utf-8")
     images = ROOT / "docs" / "images"
     if committed:
         assert (images / "collapse_bench.svg").read_text(encoding="utf-8") == heat_map(committed)

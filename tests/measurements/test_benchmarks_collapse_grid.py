@@ -15,7 +15,8 @@ from rich.console import Console
 
 from benchmarks.collapse import grid
 from benchmarks.collapse.cells import MOST_FAILURES, Cell, cells
-from benchmarks.collapse.grid import GridProgress, Job, Runner, end_all, run_grid, time_left
+from benchmarks.collapse.grid import GridProgress, Job, Runner, end_all, machine_file, run_grid, time_left
+from benchmarks.grids.kept import processor
 from services.common.errors import UnspiralError, UserError
 from services.common.files import lock
 from services.common.processes.signals import Stopped
@@ -88,6 +89,19 @@ def test_a_torn_summary_or_metrics_line_is_a_cut_cell(tmp_path):
     (cell.run / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "rew')
     (cell.run / "summary.json").write_text('{"exit": 0, "st')
     assert cell.state() == "cut at 1"
+
+
+def test_the_grid_keeps_the_machine_that_ran_a_cell(tmp_path, scripts):
+    cell = Cell("grpo", 100, tmp_path, 2)
+    assert run_grid([cell], tmp_path, 1, CONSOLE) == 0
+    noted = json.loads(machine_file(cell).read_text())
+    assert noted["processor"] == processor() and noted["torch"]
+    (tmp_path / "cpuinfo").write_text(
+        "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: Some CPU\n\n"
+        "processor\t: 1\ncpu family\t: 9\nmodel name\t: Other CPU\n"
+    )
+    assert processor(tmp_path / "cpuinfo") == "Some CPU (family 25, model 17)"
+    assert processor(tmp_path / "missing")
 
 
 def test_cells_come_arm_by_arm(tmp_path):

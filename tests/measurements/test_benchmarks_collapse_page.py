@@ -3,17 +3,16 @@ rules worked out by hand."""
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from places import ROOT
 
 from benchmarks.collapse.__main__ import main
 from benchmarks.collapse.arms import ARMS, SEEDS
-from benchmarks.collapse.collected import Result, read_all
-from benchmarks.collapse.findings import arms_there, paper_table, signs, user_lines
+from benchmarks.collapse.collected import RESULTS, Result, read_all, repeats_of
+from benchmarks.collapse.findings import arms_there, in_short, paper_table, signs, user_lines
 from benchmarks.collapse.outcomes import planned
-from benchmarks.collapse.page import FIRST, LAST, block, write_page
+from benchmarks.collapse.page import FIRST, LAST, SHORT, block, write_page
+from benchmarks.collapse.tables import PRIMARY, paired, verdict
 from services.common.errors import UserError
 
 PAGE = ROOT / "docs" / "study.md"
@@ -47,7 +46,10 @@ FALLING = {
 
 def test_the_page_is_that_of_the_committed_results():
     shown = PAGE.read_text(encoding="utf-8").partition(FIRST)[2].partition(LAST)[0].strip()
-    assert shown == block(read_all()), "run: python -m benchmarks.collapse tables --page docs/study.md"
+    made = block(read_all(), read_all(repeats_of(RESULTS)))
+    short = PAGE.read_text(encoding="utf-8").partition(SHORT[0])[2].partition(SHORT[1])[0].strip()
+    assert short == in_short(read_all())
+    assert shown == made, "run: python -m benchmarks.collapse tables --page docs/study.md"
 
 
 def test_the_signs_of_a_run_by_hand():
@@ -85,7 +87,7 @@ def test_a_user_is_told_what_the_intervals_say_and_what_is_not_known():
     results = {"grpo": arm("grpo", 0.2), "llds_0.5": arm("llds_0.5", 0.2), "half_grpo": arm("half_grpo", 0.5)}
     results["llds_0.5"] = {s: made_up("llds_0.5", s, 0.2 + (-1) ** s / 50) for s in SEEDS}
     when, lam, first, better, both = user_lines(results)
-    assert "no effect on exact match was seen" in when and "10 pairs" in when
+    assert "an effect of LLDS-A .5 on exact match was not shown" in when and "10 pairs" in when
     assert lam.endswith("Not known yet: llds_0.2 is not complete.")
     assert "Halve the learning rate: without LLDS that raised exact match" in first and "+0.300" in first
     assert "No, half the rate without LLDS had the higher exact match" in better
@@ -117,17 +119,26 @@ def test_the_command_writes_between_the_marks_and_nowhere_else(tmp_path):
     text = page.read_text()
     assert text.startswith(f"a\n{FIRST}\nA run has 150 steps") and text.endswith(f"{LAST}\nb\n")
     assert "STALE" not in text and "Undecided" in text
+    page.write_text(f"{SHORT[0]}\nOLD\n{SHORT[1]}\n{FIRST}\n{LAST}\n")
+    write_page({}, page)
+    short = page.read_text().partition(SHORT[1])[0]
+    assert "OLD" not in short and "Undecided: not all ten seeds of grpo" in short
     page.write_text("no marks")
     with pytest.raises(UserError, match="expected the lines"):
         write_page({}, page)
 
 
-def test_the_earlier_section_holds_what_the_readme_says_of_it():
-    """By hand: smaller fall (best minus end of sampled EM) with LLDS in one seed of three."""
-    rows = re.findall(
-        r"^\| ([012]) \| (grpo|llds) \|.*?\| [\d.]+ / ([\d.]+) / ([\d.]+) \|", PAGE.read_text(), re.M
-    )
-    falls = {(seed, arm): round(float(best) - float(end), 2) for seed, arm, best, end in rows}
-    assert len(falls) == 6
-    assert sum(falls[seed, "llds"] < falls[seed, "grpo"] for seed in "012") == 1
-    assert "smaller in one seed of three" in " ".join((ROOT / "README.md").read_text().split())
+def test_the_readme_says_what_the_plan_s_rule_found():
+    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    results = read_all(RESULTS)
+    for arm, control, words in (
+        ("llds_0.5", "grpo", "The difference to plain GRPO was"),
+        ("llds_0.5", "half_grpo", "and that to half the rate"),
+    ):
+        found = paired(results, arm, control, PRIMARY)
+        low, high = found.low, found.high
+        assert f"{words} {found.mean:+.2f} (" in said
+        assert f"({'95 % interval ' if control == 'grpo' else ''}{low:+.2f} to {high:+.2f})" in said
+    assert "*refuted*" in said and "Refuted:" in verdict(results)
+    probe = paired(results, "llds_0.5", "grpo", "probe_fall")
+    assert "LLDS did hold the likelihood of right answers" in said and probe.high < 0

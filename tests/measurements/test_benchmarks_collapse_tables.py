@@ -4,56 +4,22 @@ import gzip
 import json
 
 import pytest
+from collapse_cells import made_up
 
 from benchmarks.collapse.arms import SEEDS
-from benchmarks.collapse.cells import MOST_FAILURES, Cell
+from benchmarks.collapse.cells import MOST_FAILURES
 from benchmarks.collapse.collected import collect, read, read_all, reproducible
 from benchmarks.collapse.grid import warm_file
 from benchmarks.collapse.outcomes import COLUMNS, planned
+from benchmarks.collapse.sameness import faults, first_batches
 from benchmarks.collapse.tables import (
     arms_table,
     complete,
     contrasts_table,
     everything,
-    first_batches,
     runs_table,
     verdict,
 )
-
-
-def made_up(folder, arm, seed, em, *, greedy=0.5, first_reward=0.5, searches=2.0, steps=150, extra=None):
-    """A run folder as `unspiral train` leaves it. em: the sampled score from step 60 on; .5 before."""
-    cell = Cell(arm, seed, folder)
-    cell.run.mkdir(parents=True, exist_ok=True)
-    with open(cell.run / "metrics.jsonl", "w") as f:
-        for step in range(1, steps + 1):
-            row = {
-                "step": step,
-                "attempt": 0,
-                "reward/mean": first_reward if step == 1 else 0.5,
-                "grad_norm/max": 100.0 if step == 7 else 1.0,
-                "probe/fixed": -0.1 if step < 100 else -0.3,
-                "displacement/share_negative": 0.25,
-                "entropy": 0.125,
-                "rollout/searches": searches,
-                "rollout/length": 20.0,
-                "kl/old": 0.001,
-                "logp/right": -0.123456789,
-                "time/step": 1.5 + seed,
-                "phase": "healthy",
-            }
-            f.write(json.dumps(row | (extra or {})) + "\n")
-    with open(cell.run / "events.jsonl", "w") as f:
-        f.write(json.dumps({"event": "alarm", "at_step": 3}) + "\n")
-        for step in planned():
-            for mode, value in (("greedy", greedy), ("sampled", em if step >= 60 else 0.5)):
-                overall = {"em": value, "f1": value, "n": 500}
-                f.write(
-                    json.dumps({"event": "evaluation", "step": step, "mode": mode, "overall": overall}) + "\n"
-                )
-    summary = {"exit": 0, "steps": steps, "seconds": 200.0}
-    (cell.run / "summary.json").write_text(json.dumps(summary))
-    return cell
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +143,12 @@ def test_first_batches_that_differ_are_named(results, tmp_path):
     collect(made_up(tmp_path / "runs", "grpo", 103, 0.2, first_reward=0.4), tmp_path / "results")
     found = read_all(results)
     found["grpo"][103] = read_all(tmp_path / "results")["grpo"][103]
-    assert first_batches(found) == "the first batches of seed 103 differ"
+    assert faults(found) == ["the first batches of seed 103 differ"]
+    assert first_batches(found).startswith(
+        "The first batches of seed 103 differ. Nothing is concluded from them"
+    )
+    assert verdict(found).startswith("Undecided: the first batches of seed 103 differ.")
+    assert faults(found, ("llds_0.5", "half_grpo")) == []
 
 
 # -- the committed form

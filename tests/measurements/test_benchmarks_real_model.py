@@ -5,7 +5,9 @@ import re
 import pytest
 from places import ROOT
 
-from benchmarks.real_model import pair, runs, sign_test, table
+from benchmarks.collapse.findings import SPIKE, means_of_8
+from benchmarks.collapse.page import SHORT
+from benchmarks.real_model import SEEDS, first_alarm, halved, metrics, pair, pairs, runs, sign_test, table
 
 PAGE = (ROOT / "docs/study.md").read_text(encoding="utf-8")
 
@@ -13,6 +15,7 @@ PAGE = (ROOT / "docs/study.md").read_text(encoding="utf-8")
 def test_the_page_holds_the_table_and_the_paired_sentence_of_the_committed_runs():
     assert table() in PAGE
     assert pair() in " ".join(PAGE.split())
+    assert pairs() in PAGE
 
 
 def test_exact_match_is_the_share_of_the_paired_answers():
@@ -31,6 +34,8 @@ def test_the_sign_test_is_the_binomial_one():
 def test_each_figure_of_what_is_known_today_stands_in_a_table_that_it_names():
     opening, rest = PAGE.split("\n## The planned study\n")
     known = opening.split("## What is known today")[1]
+    before, _, generated = known.partition(SHORT[0])  # which test_benchmarks_collapse_page.py compares
+    known = before + generated.partition(SHORT[1])[2]
     bench = (ROOT / "docs/collapse_bench.md").read_text(encoding="utf-8")
     cells = re.findall(r"[+-]\d\.\d\d \([^)]+\)", known)
     assert len(cells) == 7
@@ -43,7 +48,55 @@ def test_each_figure_of_what_is_known_today_stands_in_a_table_that_it_names():
     for score in scores:
         assert any(score in row for row in tables), score
     assert "61 are answered by GRPO alone and 55 by LLDS alone (exact sign test, p = 0.64)" in rest
-    assert "it helps under `stale_8`, harms under none; under the other 11 nothing was shown" in bench
+    assert "it helps under `stale_8` and harms under no cause; under the other 11 nothing was shown" in bench
+
+
+def series(name, key):
+    return [(row["step"], row[key]) for row in metrics(name) if row.get(key) is not None]
+
+
+def test_the_sentences_beside_the_tables_are_those_of_the_committed_runs():
+    said = " ".join(PAGE.split())
+    grpo = [f"grpo_lr1e-5_s{seed}" for seed in SEEDS]
+    leads = [halved(metrics(name)) - first_alarm(name) for name in grpo]
+    assert [first_alarm(name) for name in grpo] == [18, 18, 18] and leads == [-2, 6, 3]
+    assert "led the reward's fall by 6 and 3 steps in two seeds and came 2 steps after it in one" in said
+    assert [first_alarm(f"llds_lr1e-5_s{seed}") for seed in SEEDS] == ["none"] * 3
+    assert dict(series(grpo[0], "probe/lag"))[6] == pytest.approx(-0.38, abs=0.005)
+    assert "the lag probe had lost .38 nats per token by step 6" in said
+    doubled = []
+    for seed, name in zip(SEEDS, grpo, strict=True):
+        before = [mean for step, mean in means_of_8(series(name, "entropy")) if step < halved(metrics(name))]
+        if any(mean > SPIKE * min(before[: at + 1]) for at, mean in enumerate(before)):
+            doubled.append(seed)
+    assert (
+        doubled == [101] and "Entropy doubled before the fall in one run of GRPO of three (seed 101" in said
+    )
+    rewards = [reward for _, reward in series("grpo_lr1e-5_s99", "reward/mean")]
+    means = {end: sum(rewards[end - 5 : end]) / 5 for end in range(5, len(rewards) + 1)}
+    assert max(means, key=means.get) == 29 and "the reward was highest at step 29 (mean of five)" in said
+    searches = dict(series("grpo_lr3e-5_s99", "rollout/searches"))
+    assert searches[5] == 0 and "stopped searching within five steps" in said
+    alarms = {alarm["rule"]: alarm["step"] for alarm in reversed(runs()["grpo_lr3e-5_s99"]["alarms"])}
+    assert alarms["dead_batch"] == 12 < alarms["likelihood"] and "`dead_batch` came first, at step 12" in said
+
+
+def test_the_readme_claims_what_the_committed_runs_show():
+    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    found = [run for run in runs().values() if run["lr"] == 1e-5 and run["seed"] in (100, 101, 102)]
+    assert len(found) == 6
+    for run in found:
+        before, after = (
+            run["evaluations"][f"{when}_greedy"]["overall"]["em"] for when in ("before", "after")
+        )
+        assert after < before
+        assert (run["phase"] == "collapsed") == (run["llds.lambda"] == 0)
+    assert "three of three paired runs of GRPO collapsed and none of three with LLDS did" in said
+    bench = (ROOT / "docs/collapse_bench.md").read_text(encoding="utf-8")
+    assert (
+        "252 short laboratory runs with three seeds per cell, LLDS-A helps under one cause of twelve" in said
+    )
+    assert "of 12 causes it helps under `stale_8` and harms" in bench
 
 
 def bench_row(page, cause):

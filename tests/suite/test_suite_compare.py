@@ -45,6 +45,16 @@ def test_differences_are_paired_and_flipped_questions_are_named(pair):
     assert found["warnings"] == []
 
 
+def test_the_same_answers_have_the_same_intervals_in_whatever_order_they_came(pair):
+    before = compare(*map(load, pair))
+    answers = pair[1] / "answers.jsonl"
+    answers.write_text("".join(reversed(answers.read_text().splitlines(keepends=True))))
+    assert compare(*map(load, pair)) == before
+    answers = pair[0] / "answers.jsonl"
+    answers.write_text("".join(reversed(answers.read_text().splitlines(keepends=True))))
+    assert compare(*map(load, pair)) == before
+
+
 def test_the_command_prints_the_table_and_the_questions(run, pair):
     status, out, _ = run("eval", "compare", *map(str, pair), "--flips", "1")
     assert status == 0 and "NQ               4   0.500   1.000" in out

@@ -149,9 +149,10 @@ def collapse_config(
     files: LabFiles, *, folder: Path, name: str, seed: int, llds_lambda: float, steps: int | None = None
 ) -> dict[str, Any]:
     """Settings under which plain GRPO falls: lr 3e-4, 8 prompts x 5 in mini-batches of 8, 10 optimiser steps
-    a batch; 90 steps."""
+    a batch; 90 steps. Sampling is seeded: the arms of a seed share the first batch, and a run repeats to the
+    bit on one machine."""
     raw = _config(files, folder=folder, name=name, seed=seed)
-    raw["rollout"] |= {"prompts_per_step": 8}
+    raw["rollout"] |= {"prompts_per_step": 8, "deterministic": True}
     raw["learner"] |= {"lr": 3e-4, "minibatches_per_batch": 5, "epochs": 2}
     raw["algorithm"] = {"loss": "grpo", "llds": {"lambda": llds_lambda}}
     raw["evaluation"] |= {"limit": 100}

@@ -175,6 +175,24 @@ class LearnerRank(RankSteps):
             if not 0 <= extreme < self.vocabulary:
                 raise ValueError(f"token id {extreme} is outside the model's vocabulary of {self.vocabulary}")
 
+    @torch.no_grad()
+    def hidden_states(self, batch: TokenBatch) -> list[np.ndarray]:
+        """The last layer's states under the current weights: for each row float32 [T, D], with the state from
+        which token t + 1 is drawn at position t. For one rank: the rows of others are not there."""
+        self._check(batch)
+        found: dict[int, np.ndarray] = {}
+        for rows in self._deal(list(range(len(batch))), batch):
+            m = make_microbatch(batch, rows, self.device, packed=self.packed)
+            if p := m.packed:
+                [states] = self.engine.policy.states(p.input_ids, p.position_ids, p.segments)
+                parts = torch.split(states[: sum(m.lengths)], m.lengths)
+            else:
+                padded = self.engine.policy.states(m.input_ids)
+                parts = tuple(padded[i, :length] for i, length in enumerate(m.lengths))
+            for row, part in zip(rows, parts, strict=True):
+                found[row] = part.float().cpu().numpy()
+        return [found[row] for row in range(len(batch))]
+
     # Updating
 
     def update(

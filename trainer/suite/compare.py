@@ -94,8 +94,11 @@ def compare(first: Evaluation, second: Evaluation, metric: str = "em") -> dict[s
     """
     if metric not in METRICS:
         raise UserError(f"--metric {metric}: {accepted(metric, METRICS)}")
+    # By key, not as the answers came: the same answers have the same intervals.
     both = [
-        key for key in first.greedy if key in second.greedy and _same(first.greedy[key], second.greedy[key])
+        key
+        for key in sorted(first.greedy)
+        if key in second.greedy and _same(first.greedy[key], second.greedy[key])
     ]
     if not both:
         raise UserError(f"{first.label} and {second.label}: no question is in both")

@@ -1,7 +1,8 @@
 """The figure of `unspiral displacement`: what one update does to answers to fixed prompts, as SVG.
 
 A file has `step`, `samples`, `summary` and `groups`: [{"question", "responses": [{"right", "displacement",
-...}]}]; a displacement is null where the group taught nothing.
+...}]}]; a displacement is null where the group taught nothing. `summary` has `similarity`, of the hidden
+states of right and wrong answers (trainer/loop/update/similarity.py), since that is measured.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
+from services.common.counting import counted
 from services.common.users_files import reading
 
 FOLDER = "displacement"
@@ -21,6 +23,11 @@ FOLDER = "displacement"
 WIDTH, HEIGHT = 960, 230
 LEFT, RIGHT, TOP, BOTTOM = 64, 8, 26, 24
 COLOURS = {True: "#1f9d6b", False: "#d1434f"}
+BAR = 20
+NUMBERS = 330
+"""Width of the words to the right of a bar of 1."""
+KINDS = {"right_wrong": "right with wrong", "right_right": "two right", "wrong_wrong": "two wrong"}
+"""Kinds of pairs, and their names."""
 Points = list[tuple[int, float, bool]]
 """Place of the group, displacement in nats per token, whether the answer is right."""
 
@@ -32,7 +39,9 @@ def measured(run_dir: Path) -> list[dict[str, Any]]:
         with reading(file, "a file that unspiral displacement wrote"):
             kept = json.loads(file.read_text(encoding="utf-8"))
             points(kept["groups"])
-            found.append({"step": int(kept["step"]), "groups": kept["groups"]})
+            alike = kept.get("summary", {}).get("similarity")
+            said_of_similarity(alike)
+            found.append({"step": int(kept["step"]), "groups": kept["groups"], "similarity": alike})
     return sorted(found, key=lambda one: one["step"])
 
 
@@ -53,8 +62,9 @@ def points(groups: Sequence[Mapping[str, Any]]) -> Points:
 
 
 def drawing(run: str, measured_of_run: Sequence[Mapping[str, Any]]) -> str:
-    """One SVG per checkpoint, one under another."""
-    return "\n".join(_panel(run, one) for one in measured_of_run)
+    """One SVG per checkpoint, one under another, and under each that of the hidden states where they were
+    compared."""
+    return "\n".join(_panel(run, one) + _similarity(one.get("similarity")) for one in measured_of_run)
 
 
 def _panel(run: str, one: Mapping[str, Any]) -> str:
@@ -90,6 +100,51 @@ def _panel(run: str, one: Mapping[str, Any]) -> str:
         "their right answers; dot: right, cross: wrong; nats per token</text></svg>"
     )
     return "\n".join(parts)
+
+
+def said_of_similarity(alike: Mapping[str, Any] | None) -> str:
+    """In words; empty where no pair of a right and a wrong answer could be compared."""
+    if not alike or alike["right_wrong"]["cosine"] is None:
+        return ""
+    parts = [
+        f"{name} {one['cosine']:.3f} ({one['compared']} of {counted(one['pairs'], 'pair')})"
+        for kind, name in KINDS.items()
+        if (one := alike[kind])["cosine"] is not None
+    ]
+    mixed = alike["right_wrong"]
+    return (
+        f"hidden states over the {alike['window']} action tokens after the first that differs, mean cosine: "
+        f"{', '.join(parts)}; a right and a wrong answer share {mixed['shared_tokens']:.1f} action tokens "
+        "before that"
+    )
+
+
+def _similarity(alike: Mapping[str, Any] | None) -> str:
+    """A bar per kind of pair, to the left of 0 where its cosine lies below."""
+    if not alike or not said_of_similarity(alike):
+        return ""
+    shown = [(name, alike[kind]) for kind, name in KINDS.items() if alike[kind]["cosine"] is not None]
+    zero = WIDTH / 2 if any(one["cosine"] < 0 for _, one in shown) else LEFT + 126
+    unit = WIDTH - RIGHT - NUMBERS - zero
+    height = BAR * (len(shown) + 2)
+    parts = [
+        f'\n<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="sans-serif" font-size="12" fill="currentColor">'
+        f"<title>{escape(said_of_similarity(alike))}</title>"
+        f'<text x="{LEFT}" y="15">cosine of hidden states over the {alike["window"]} action tokens after the '
+        f"first that differs ({counted(alike['groups'], 'prompt')} with right and wrong answers)</text>"
+    ]
+    for place, (name, one) in enumerate(shown, 1):
+        y = BAR * place
+        end = zero + unit * one["cosine"]
+        parts.append(
+            f'<text x="{LEFT}" y="{y + 14}">{name}</text>'
+            f'<rect x="{min(zero, end):.1f}" y="{y + 4}" width="{abs(end - zero):.1f}" height="{BAR - 8}" '
+            'fill-opacity=".45"/>'
+            f'<text x="{max(zero, end) + 6:.1f}" y="{y + 14}">{one["cosine"]:.3f}, {one["compared"]} of '
+            f"{counted(one['pairs'], 'pair')}, {one['shared_tokens']:.1f} action tokens shared</text>"
+        )
+    return "".join([*parts, "</svg>"])
 
 
 def _mark(x: float, y: float, right: bool) -> str:

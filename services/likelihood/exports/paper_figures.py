@@ -119,7 +119,8 @@ FIGURES = (
         "Displacement by one update, on fixed prompts",
         "Sampled answers to the same prompts at each checkpoint. Each prompt's group takes one "
         "optimiser step from the checkpoint's weights: a right answer below 0 lost likelihood by the "
-        "very step that was to reward it.",
+        "very step that was to reward it. Bars: how alike the hidden states of right and wrong answers "
+        "stay after their shared prefix; the less, the less of a wrong answer's penalty reaches a right one.",
         (),
     ),
 )

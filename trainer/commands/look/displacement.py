@@ -13,7 +13,7 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.lazy import LazyModule
-from services.likelihood.exports.fixed_prompts import FOLDER
+from services.likelihood.exports.fixed_prompts import FOLDER, said_of_similarity
 from trainer.commands.agent.source import agent_spec, named
 from trainer.commands.options import AsJson
 from trainer.commands.terminal import for_people
@@ -82,7 +82,7 @@ def displacement(
 
 
 def in_words(summary: dict[str, Any]) -> str:
-    """What the summary says, a line for right and one for wrong answers."""
+    """What the summary says: a line for right and one for wrong answers, and one for their hidden states."""
     lines = [
         f"{counted(summary['prompts'], 'prompt')}, {counted(summary['responses'], 'answer')}; "
         f"{summary['moved']} of them are of "
@@ -95,4 +95,6 @@ def in_words(summary: dict[str, Any]) -> str:
                 f"{name}: {part['fell']:.0%} of {part['responses']} lost likelihood, median "
                 f"{part['median']:+.4f} nats per token"
             )
+    if line := said_of_similarity(summary["similarity"]):
+        lines.append(line)
     return "\n".join(lines)

@@ -88,8 +88,7 @@ class PolicyModel(nn.Module):
         never looks right, so no attention mask is needed and what stands in the padding does not matter. With
         segments: B = 1 and the rows lie end to end (trainer.learner.batches.micro_batches.Packed).
         """
-        packed = {} if segments is None else {"position_ids": position_ids, "segments": segments}
-        hidden = self.hf.base_model(input_ids=input_ids, use_cache=False, **packed).last_hidden_state
+        hidden = self.states(input_ids, position_ids, segments)
         head = self.hf.get_output_embeddings()
         targets = input_ids[rows, columns]
         return head(
@@ -99,6 +98,15 @@ class PolicyModel(nn.Module):
             chunk_tokens=self.chunk_tokens,
             masked_ids=self.masked_ids,
         )
+
+    def states(
+        self, input_ids: Tensor, position_ids: Tensor | None = None, segments: Segments | None = None
+    ) -> Tensor:
+        """What the head reads: the last layer's states [B, T, D], after the final norm. The state at position
+        t is the one from which token t + 1 is drawn."""
+        packed = {} if segments is None else {"position_ids": position_ids, "segments": segments}
+        hidden: Tensor = self.hf.base_model(input_ids=input_ids, use_cache=False, **packed).last_hidden_state
+        return hidden
 
     def named_weights(self) -> list[tuple[str, nn.Parameter]]:
         """Parameters that are trained, under their Hugging Face names, tied ones once. With LoRA: the

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from trainer.data import PromptCursor
 from trainer.learner.group import gathered
 from trainer.learner.rank import LearnerRank
 from trainer.loop.rollouts.sampling import BatchSampler, RolloutBatch
+from trainer.loop.update import similarity
 from trainer.loop.update.batches import prepare
 from trainer.rewards import make_reward
 
@@ -48,10 +49,20 @@ class Response:
 
 @dataclass(frozen=True)
 class Group:
-    """The answers to one prompt."""
+    """The answers to one prompt. similarity: of their hidden states, by kind of pair; empty where not both
+    right and wrong ones are there."""
 
     question: str
     responses: list[Response]
+    similarity: dict[str, similarity.Alike] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """displacement: by row, float64 [B]; similarity: by group."""
+
+    displacement: np.ndarray
+    similarity: list[dict[str, similarity.Alike]]
 
 
 @dataclass(frozen=True)
@@ -95,7 +106,7 @@ def measure(
     say(f"sampling {samples} answers to each of {len(questions)} prompts")
     batch = asyncio.run(_sampled(config, model, retriever_url, questions))
     prepared = prepare(batch, config, load_tokenizer(model))
-    displacement = displacements(config, model, prepared.tokens, samples, say)
+    found = displacements(config, model, prepared.tokens, samples, say)
     groups = []
     for at in range(0, len(batch.trajectories), samples):
         responses = [
@@ -105,11 +116,12 @@ def measure(
                 advantage=float(prepared.advantages[i]),
                 tokens=sum(len(a.token_ids) for a in batch.trajectories[i].actions),
                 searches=batch.trajectories[i].searches,
-                displacement=_finite(displacement[i]),
+                displacement=_finite(found.displacement[i]),
             )
             for i in range(at, at + samples)
         ]
-        groups.append(Group(batch.trajectories[at].question.text, responses))
+        question = batch.trajectories[at].question.text
+        groups.append(Group(question, responses, found.similarity[at // samples]))
     return groups
 
 
@@ -133,18 +145,21 @@ async def _sampled(
         await worker.close()
 
 
-def displacements(config: Config, model: Path, batch: TrainBatch, size: int, say: Say) -> np.ndarray:
-    """Mean change per token of each row, float64 [B] in nats: groups of `size` rows, one optimiser step each
-    from the weights of `model`. NaN for the rows of a group that makes no step."""
+def displacements(config: Config, model: Path, batch: TrainBatch, size: int, say: Say) -> Measured:
+    """Mean change per token of each row in nats: groups of `size` rows, one optimiser step each from the
+    weights of `model`. NaN for the rows of a group that makes no step. The similarity of hidden states is
+    that of the weights before the step."""
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     rank = LearnerRank(config, model_path=str(model), reference=False, rank=0)
     rank.setup("127.0.0.1", rank.host_store("127.0.0.1"))
     try:
         start = {name: weight.clone() for name, weight, _ in rank.engine.iter_master()}
         found = np.full(len(batch), np.nan)
+        alike: list[dict[str, similarity.Alike]] = []
         for at in range(0, len(batch), size):
             rows = list(range(at, min(at + size, len(batch))))
             group = batch.take(rows)
+            alike.append(_alike(rank, group))
             if not np.any(group.advantages):
                 continue
             done = rank.update(group, llds_lambda=0.0, answer_beta=1.0, lr_scale=1.0)
@@ -159,9 +174,16 @@ def displacements(config: Config, model: Path, batch: TrainBatch, size: int, say
                 change = (after.logp - before.logp)[group.row(i)][written]
                 found[row] = change.mean() if len(change) else np.nan
         say(f"{int(np.isfinite(found).sum())} answers are of groups that teach something")
-        return found
+        return Measured(found, alike)
     finally:
         rank.shutdown()
+
+
+def _alike(rank: LearnerRank, group: TrainBatch) -> dict[str, similarity.Alike]:
+    right = [] if group.right is None else [bool(one) for one in group.right]
+    if len(set(right)) < 2:
+        return {}
+    return similarity.of_group(group, rank.hidden_states(group), right)
 
 
 def summary(groups: list[Group]) -> dict[str, Any]:
@@ -180,6 +202,7 @@ def summary(groups: list[Group]) -> dict[str, Any]:
             "fell": sum(v < 0 for v in values) / len(values) if values else None,
             "median": float(np.median(values)) if values else None,
         }
+    found["similarity"] = similarity.summary([group.similarity for group in groups])
     return found
 
 
