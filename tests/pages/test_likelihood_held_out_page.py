@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 from chromium import CHROMIUM, browser  # noqa: F401
+from microscope_world import trajectory
 from test_likelihood_step_page import opened
 
 from services.likelihood.evaluations import evaluation_event
@@ -52,5 +53,26 @@ def test_each_score_is_on_the_open_page_when_it_is_made(browser, run):
         ["r,", "step", "2", "after", "greedy", ".970", ".970", "200"],
         ["r,", "step", "0", "before", "greedy", ".000", ".000", "200"],
     ]
+    assert not page.errors
+    page.close()
+
+
+def test_a_step_says_how_much_of_it_is_shown_and_typing_changes_no_mean(browser, run):
+    kept = [trajectory("a"), trajectory("b", right=False, answer="Arl"), trajectory("c", group="q2")]
+    others = [
+        {"uid": f"{group}-{n}", "group": f"g{group}", "reward": 0, "advantage": 0, "actions": []}
+        for group in range(16)
+        for n in range(5)
+    ]
+    httpx.post(f"{run}/v1/runs/r/steps", json={"step": 1, "trajectories": others}).raise_for_status()
+    httpx.post(f"{run}/v1/runs/r/steps/1/samples", json={"trajectories": kept}).raise_for_status()
+    page = opened(browser, f"{run}/runs/r/steps/1")
+    page.locator("p.hint", has_text="2 of 16 groups of this step, 3 of 80 trajectories").wait_for()
+    numbers = page.locator(".card", has=page.locator(".square.wrong")).locator("dl")
+    whole = numbers.inner_text()
+    assert "0.500" in whole
+    page.get_by_label("Show").select_option("wrong")
+    page.locator("p.hint", has_text="1 of 3 trajectories").wait_for()
+    assert page.locator(".square").count() == 1 and numbers.inner_text() == whole
     assert not page.errors
     page.close()
