@@ -4,6 +4,7 @@ learner and the pool are stood in for."""
 from __future__ import annotations
 
 import asyncio
+import json
 from types import SimpleNamespace
 
 import httpx
@@ -55,11 +56,11 @@ def learning(folder):
     return made
 
 
-def run(made, url, steps, from_state=None):
+def run(made, url, steps, from_state=None, eval_every=2):
     """Run it up to that step: the driver, and what the page would show after each evaluation."""
     made.pool = Learning()
     made.pool.version = from_state["step"] if from_state else 0
-    trainer = made.config.trainer.model_copy(update={"steps": steps})
+    trainer = made.config.trainer.model_copy(update={"steps": steps, "eval_every": eval_every})
     made.config = made.config.model_copy(update={"trainer": trainer})
     seen = []
 
@@ -121,7 +122,13 @@ def test_page_and_report_show_every_evaluation_also_the_last_one_and_after_a_res
     ]
     assert events[-1]["text"] == "after, greedy: EM 0.750, F1 0.750, RIGHT 0.750, n 4"
 
-    again, seen = run(driver.system, service, 5, from_state=driver.state_dict())
+    at_three = json.dumps(driver.state_dict())
+    again, seen = run(driver.system, service, 5, from_state=json.loads(at_three))
     assert [step for step, _ in seen] == [4, 5]
     expected = {1: 0.0, 2: 0.5, 3: 0.75, 4: 1.0, 5: 1.0}
     assert in_report(again) == scores(service, name) == seen[-1][1] == expected
+
+    back, seen = run(again.system, service, 5, from_state=json.loads(at_three), eval_every=0)
+    assert [step for step, _ in seen] == [5]
+    expected.pop(4)
+    assert in_report(back) == scores(service, name) == expected, "step 4 was made again, and not evaluated"
