@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from services.common.errors import EnvironmentLacks, UserError
+from services.likelihood.evaluations import held_out_of
 from services.likelihood.exports.mirrors import Mirroring
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.monitor.phases import PhaseMonitor, PhaseState
@@ -150,12 +151,18 @@ class LikelihoodService:
     ) -> dict[str, Any]:
         """Curves of a run, thinned to at most `points` points each, and to MAX_VALUES over all."""
         info = self.store.info(run)
+        held_out = held_out_of(self.store, info)
+        newest = held_out.last if info.last_step is None else info.last_step
         begin = max(first or 0, info.first_step or 0)
-        end = min(MAX_STEP if last is None else last, -1 if info.last_step is None else info.last_step)
-        chosen = names if names is not None else [n for n in self.store.metric_names(run) if n != "phase"]
+        end = min(MAX_STEP if last is None else last, -1 if newest is None else newest)
+        chosen = names if names is not None else self._curve_names(run, held_out.at)
         chosen = chosen[:MAX_METRICS]
         points = max(2, min(points, MAX_VALUES // max(1, len(chosen))))
-        curves = ((name, self.store.curve(run, name, begin, end)) for name in chosen if end >= begin)
+        curves = (
+            (name, held_out.curve(name, self.store.curve(run, name, begin, end), begin, end))
+            for name in chosen
+            if end >= begin
+        )
         return {
             "run": run,
             "attempt": info.attempt,
@@ -180,16 +187,21 @@ class LikelihoodService:
         stand."""
         info = self.store.info(run)
         latest = self.store.steps(run, info.last_step, info.last_step) if info.last_step is not None else []
+        held_out = held_out_of(self.store, info)
         now = self.phase(run)
         return {
             **info.model_dump(),
             "phase": now["phase"],
             "since": now["since"],
-            "metrics": latest[0].metrics if latest else {},
+            "metrics": held_out.line(latest[0].step, latest[0].metrics) if latest else {},
             "last_step_time": latest[0].time if latest else None,
-            "metric_names": self.store.metric_names(run),
+            "metric_names": list(dict.fromkeys([*self.store.metric_names(run), *held_out.at])),
             "alarms": [a for a in self.store.alarms(run) if a["cleared"] is None],
         }
+
+    def _curve_names(self, run: str, more: Iterable[str]) -> list[str]:
+        names = dict.fromkeys([*self.store.metric_names(run), *more])
+        return [name for name in names if name != "phase"]
 
     def _names_with(self, run: str, record: StepRecord) -> set[str]:
         """Names of the run's metrics after this post. Raises UserError for more than a run may have."""

@@ -221,7 +221,7 @@ class Started:
         self.log.append(f"{self.name} stopped")
 
 
-def services(monkeypatch, tmp_path, log, *, fails=None):
+def services(monkeypatch, tmp_path, log, *, fails=None, say=lambda text: None):
     """Start both retrievers and the likelihood service, each in .3 s, or fail at once."""
 
     def start(name):
@@ -249,7 +249,7 @@ def services(monkeypatch, tmp_path, log, *, fails=None):
 
     async def run():
         async with AsyncExitStack() as stack, AsyncExitStack() as records:
-            return await startup.start_services(config, stack, lambda text: None, records=records)
+            return await startup.start_services(config, stack, say, records=records)
 
     return asyncio.run(run())
 
@@ -263,6 +263,14 @@ def test_services_start_at_the_same_time_and_are_stopped_at_the_end(monkeypatch,
     assert (found.retriever_url, found.eval_retriever_url) == (Started.url, Started.url)
     for place, what in enumerate(("begun", "started", "stopped")):
         assert sorted(log[3 * place : 3 * place + 3]) == [f"{name} {what}" for name in NAMES]
+
+
+def test_the_address_of_the_live_page_is_said_once_it_is_served(monkeypatch, tmp_path):
+    log = []
+    services(monkeypatch, tmp_path, log, say=log.append)
+    line = f"live page: {Started.url}/#runs=r"
+    assert log.count(line) == 1
+    assert log.index("likelihood started") < log.index(line) < log.index("likelihood stopped")
 
 
 @pytest.mark.parametrize("fails", NAMES)

@@ -110,6 +110,31 @@ def test_pruned_and_exported_with_the_rest(store_of_a_step, tmp_path):
     assert list(store_of_a_step.sampled_steps("run")) == [9]
 
 
+def test_the_groups_that_are_not_shown_are_counted_and_a_filter_changes_no_mean(client, store_of_a_step):
+    def asked(**query) -> dict:
+        return client.get("/v1/runs/run/steps/3/samples", params=query).raise_for_status().json()
+
+    counts = ("trajectories", "kept_groups", "step_trajectories", "step_groups")
+    assert [asked()[name] for name in counts] == [6, 3, None, None], "the step's records are not there"
+    records = [
+        {"uid": f"{group}-{n}", "group": f"g{group}", "reward": 0, "advantage": 0, "actions": []}
+        for group in range(16)
+        for n in range(5)
+    ]
+    body = {"step": 3, "trajectories": records}
+    client.post("/v1/runs/run/steps", json=body).raise_for_status()
+    assert [asked()[name] for name in counts] == [6, 3, 80, 16]
+    assert [asked(which="wrong")[name] for name in counts] == [6, 3, 80, 16]
+    whole = next(g for g in asked()["groups"] if [t["uid"] for t in g["trajectories"]] == ["a", "b"])
+    (left,) = asked(which="wrong")["groups"]
+    assert [t["uid"] for t in left["trajectories"]] == ["b"] and left["whole"] == whole["whole"]
+    both = whole["trajectories"]
+    assert left["whole"]["trajectories"] == 2
+    for name in ("reward", "change", "searches"):
+        assert left["whole"][name] == pytest.approx((both[0][name] + both[1][name]) / 2), name
+    assert both[0]["reward"] != both[1]["reward"]
+
+
 def test_filters_order_and_what_weighs_most(client, store_of_a_step):
     def asked(**query) -> dict:
         answer = client.get("/v1/runs/run/steps/3/samples", params=query)

@@ -25,6 +25,7 @@ from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.processes import signals
 from services.common.processes.semaphores import remove_dead_semaphores
+from services.common.redaction import address_without_secrets
 from services.contracts import Question
 from services.launcher import Service, index_corpus, start_likelihood, start_retriever
 from services.likelihood.client import LikelihoodClient
@@ -221,20 +222,19 @@ async def likelihood_store(config: Config, stack: AsyncExitStack, say: Say) -> L
     token_steps = max(config.store.token_steps, config.probe.lag_steps + 1)
     if url is None or not url.startswith(("http://", "https://")):
         with told(say, "the likelihood service to start"):
-            url = await _started(
-                partial(
-                    start_likelihood,
-                    url or f"sqlite:{(config.run_dir / 'likelihood.db').resolve()}",
-                    token_steps=token_steps,
-                    trajectory_steps=config.store.trajectory_steps,
-                    name=f"unspiral-{config.run.name}-likelihood",
-                    rules=config.monitor.rules,
-                ),
-                stack,
+            start = partial(
+                start_likelihood,
+                url or f"sqlite:{(config.run_dir / 'likelihood.db').resolve()}",
+                token_steps=token_steps,
+                trajectory_steps=config.store.trajectory_steps,
+                name=f"unspiral-{config.run.name}-likelihood",
+                rules=config.monitor.rules,
             )
+            url = await _started(start, stack)
     token = token_of(TOKEN_VARIABLE)
     store = LikelihoodClient(url, spool_dir=config.run_dir / "spool", token=token, token_steps=token_steps)
     stack.callback(store.close)
+    say(f"live page: {address_without_secrets(store.url)}/#runs={config.run.name}")
     return store
 
 

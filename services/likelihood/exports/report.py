@@ -12,6 +12,7 @@ from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.runs.ends import ending
 from services.common.users_files import writing
+from services.likelihood.evaluations import evaluation_text
 from services.likelihood.exports.fixed_prompts import measured
 from services.likelihood.exports.paper_figures import paper_figures
 from services.likelihood.exports.report_samples import report_samples
@@ -115,11 +116,10 @@ def _event(event: dict[str, Any]) -> dict[str, Any]:
     kind = str(event.get("kind") or event.get("event") or event.get("type") or "event")
     text = event.get("text") or event.get("message")
     if kind == "evaluation" and isinstance(event.get("overall"), dict):
-        scores = ", ".join(
-            f"{k.upper()} {v:.3f}" if isinstance(v, float) else f"{k} {v}"
-            for k, v in event["overall"].items()
-        )
-        text = f"{event.get('tag', '')}, {event.get('mode', '')}: {scores}"
+        overall = event["overall"]
+        tag = event.get("tag", "")
+        mode = event.get("mode", "")
+        text = evaluation_text(tag, mode, overall)
     if text is None:
         left_out = ("step", "kind", "event", "type", "time", "ts")
         text = ", ".join(

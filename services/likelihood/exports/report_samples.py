@@ -96,6 +96,7 @@ def _keep_worst_and_best(heads: StepSamples) -> None:
         group.trajectories = [*right, *wrong[: MOST_TRAJECTORIES - len(right)]]
     left = [head for group in heads.groups for head in group.trajectories]
     heads.trajectories = heads.matching = len(left)
+    heads.kept_groups = len(heads.groups)
     heads.more_groups = 0
     heads.heaviest = heaviest_of(left, None)
 

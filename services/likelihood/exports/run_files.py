@@ -69,15 +69,12 @@ class RunFiles:
         those of each source, of their steps. The line of the step after an evaluation repeats its scores, and
         they count once."""
         by_step = {m["step"]: m for m in self.metrics}
-        for event in self.events:
-            step = event.get("step") or 0
-            if event.get("event") == "evaluation" and isinstance(step, int) and (m := by_step.get(step + 1)):
+        evaluations = _evaluations(self.events)
+        for step, event in evaluations:
+            if m := by_step.get(step + 1):
                 for name in _held_out(event):
                     m.pop(name, None)
-        for event in self.events:
-            step = event.get("step") or 0
-            if event.get("event") != "evaluation" or not self.metrics or not isinstance(step, int):
-                continue
+        for step, event in evaluations if self.metrics else ():
             metrics = by_step.get(max(step, self.metrics[0]["step"]))
             if metrics is not None:
                 metrics |= {name: score for name, score in _held_out(event).items() if score is not None}
@@ -290,6 +287,20 @@ def differences(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     keys = sorted({k for f in flats for k in f} - {"run.name", "run.dir"})
     rows = [{"key": k, "values": [f.get(k) for f in flats]} for k in keys]
     return [r for r in rows if any(v != r["values"][0] for v in r["values"])]
+
+
+def _evaluations(events: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    """The evaluations, each with its step, without those of steps that a resumed run made again."""
+    found: list[tuple[int, dict[str, Any]]] = []
+    for event in events:
+        step = event.get("step") or 0
+        if not isinstance(step, int):
+            continue
+        if event.get("event") == "resume":
+            found = [(at, earlier) for at, earlier in found if at <= step]
+        elif event.get("event") == "evaluation":
+            found.append((step, event))
+    return found
 
 
 def _held_out(event: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -23,6 +24,20 @@ class Answer(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
+class GroupMeans(Answer):
+    """What the grid says of a group. Filters do not change it."""
+
+    trajectories: int
+    """That are kept of the group."""
+    reward: float | None
+    """Mean over those with a reward."""
+    falling: float | None
+    """Share of those scored again that lost likelihood."""
+    change: float | None
+    """Mean over those scored again, in nats per token."""
+    searches: float
+
+
 class StepGroup(Answer):
     """The sampled trajectories of one prompt occurrence."""
 
@@ -31,6 +46,8 @@ class StepGroup(Answer):
     data_source: str | None
     trajectories: list[SampleHead]
     """By uid; those that the filters leave."""
+    whole: GroupMeans
+    """Of all its trajectories, also of those that the filters leave out."""
 
 
 class Heaviest(Answer):
@@ -50,6 +67,12 @@ class StepSamples(Answer):
     rule: str | None
     trajectories: int
     """That are kept of the step."""
+    kept_groups: int
+    """Groups of these."""
+    step_trajectories: int | None
+    """That the step had; null where the step's records are not in the store."""
+    step_groups: int | None
+    """Groups that the step had."""
     matching: int
     """That the filters leave."""
     groups: list[StepGroup]
@@ -93,12 +116,16 @@ def step_samples(store: LikelihoodStore, run: str, step: int, filters: Filters) 
         and filters.source in (None, head.data_source)
         and (filters.which is None or is_such(head, filters.which))
     ]
-    groups = _in_order(_grouped(left), filters)
+    groups = _in_order(_grouped(left, heads), filters)
+    everything = store.trajectories(run, step)
     return StepSamples(
         run=run,
         step=step,
         rule=filters.rule,
         trajectories=len(heads),
+        kept_groups=len({head.group for head in heads}),
+        step_trajectories=len(everything) or None,
+        step_groups=len({t.group for t in everything}) or None,
         matching=len(left),
         groups=groups[: filters.limit],
         more_groups=max(0, len(groups) - filters.limit),
@@ -138,14 +165,34 @@ def holds(trajectory: SampledTrajectory, wanted: str) -> bool:
     return any(wanted in text.casefold() for text in texts)
 
 
-def _grouped(heads: list[SampleHead]) -> list[StepGroup]:
-    groups: dict[str, StepGroup] = {}
+def _grouped(left: Sequence[SampleHead], heads: Sequence[SampleHead]) -> list[StepGroup]:
+    whole: dict[str, list[SampleHead]] = {}
     for head in heads:
-        made = StepGroup(
-            group=head.group, question=head.question, data_source=head.data_source, trajectories=[]
-        )
-        groups.setdefault(head.group, made).trajectories.append(head)
+        whole.setdefault(head.group, []).append(head)
+    groups: dict[str, StepGroup] = {}
+    for head in left:
+        if head.group not in groups:
+            groups[head.group] = StepGroup(
+                group=head.group,
+                question=head.question,
+                data_source=head.data_source,
+                trajectories=[],
+                whole=_means(whole[head.group]),
+            )
+        groups[head.group].trajectories.append(head)
     return list(groups.values())
+
+
+def _means(heads: Sequence[SampleHead]) -> GroupMeans:
+    rewards = [head.reward for head in heads if head.reward is not None]
+    changes = [head.change for head in heads if head.change is not None]
+    return GroupMeans(
+        trajectories=len(heads),
+        reward=fmean(rewards) if rewards else None,
+        falling=fmean(change < 0 for change in changes) if changes else None,
+        change=fmean(changes) if changes else None,
+        searches=fmean(head.searches for head in heads),
+    )
 
 
 def _in_order(groups: list[StepGroup], filters: Filters) -> list[StepGroup]:

@@ -181,7 +181,9 @@
       const run = this.loaded.find((r) => r.run === data.run);
       if (kind === "reset" || kind === "about" || (kind === "step" && !this.list.some((r) => r.run === data.run))) return this.again();
       if (!run) return;
-      if (kind === "step" && !this.window && U.append(run, data)) this.soon();
+      if (kind === "event" && data.kind === "evaluation") run.events.push(data), this.again(); // its scores are in the curves
+      else if (kind === "step" && repeats(run, data)) this.again();
+      else if (kind === "step" && !this.window && U.append(run, data)) this.soon();
       else if (kind === "samples") keptMore(run, data.step), this.soon();
       else if (kind === "alarm") run.alarms.push(data), this.soon();
       else if (kind === "event") run.events.push(data), this.soon();
@@ -212,6 +214,9 @@
   };
 
   const { chip } = U;
+
+  // The line of the step after an evaluation repeats its scores; the service shows them once.
+  const repeats = (run, { step }) => (run.events || []).some((event) => event.kind === "evaluation" && event.step === step - 1);
 
   // Trajectories of a step are kept from now on.
   function keptMore(run, step) {

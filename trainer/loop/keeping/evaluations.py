@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from services.likelihood.evaluations import evaluation_event
 from trainer.loop.rollouts.held_out import evaluate
 from trainer.loop.rollouts.sampling import BatchSampler
 from trainer.loop.run import sources
@@ -93,4 +94,8 @@ class Evaluations:
         exact = [self.sampler.exact(t) for t in trajectories]
         self.system.folder.trajectories(f"eval_{tag}_{mode}", trajectories, exact)
         self.system.folder.event("evaluation", step=step, tag=tag, mode=mode, **by_source, **scores)
+        # At once: the line of the next step repeats the scores, and after the last step there is none.
+        metrics = sources.score_metrics(kept, mode)
+        event = evaluation_event(step, self.state.attempt, tag, mode, scores["overall"], metrics)
+        self.system.store.post_event(self.config.run.name, event)
         self.progress.evaluation(tag, mode, scores)

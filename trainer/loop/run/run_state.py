@@ -55,8 +55,7 @@ class RunState:
         found: dict[str, float] = {}
         for mode, score in scores.items():
             if score:
-                found[f"eval/em_{mode}"] = score["em"]
-                found |= sources.held_out(score.get("em_by_source", {}), mode)
+                found |= sources.score_metrics(score, mode)
         return found
 
     def keep_scores(self, when: str, mode: str, scores: dict[str, Any]) -> None:

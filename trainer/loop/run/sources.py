@@ -58,6 +58,11 @@ def held_out(em_by_source: Mapping[str, float], mode: str) -> dict[str, float]:
     return {f"eval/{name}/em_{mode}": em for name, em in em_by_source.items()}
 
 
+def score_metrics(score: Mapping[str, Any], mode: str) -> dict[str, float]:
+    """The metrics of an evaluation. score: the overall scores, and `em_by_source`."""
+    return {f"eval/em_{mode}": score["em"]} | held_out(score.get("em_by_source", {}), mode)
+
+
 def compared(score: Mapping[str, Any], by: str) -> float | None:
     """The number of an evaluation by which checkpoints are compared (`trainer.best_by`). score: the overall
     scores, and `em_by_source`, empty where all questions are of one source. None where it is not known."""

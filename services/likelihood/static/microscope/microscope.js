@@ -80,9 +80,10 @@
       source.value = this.filters.source;
       source.parentElement.hidden = this.heads.sources.length < 2;
       this.form.elements.order.querySelector("[value=alarm]").hidden = !this.filters.rule;
-      const { trajectories, matching, more_groups: more } = this.heads;
+      const { trajectories, matching, more_groups: more, kept_groups: kept, step_groups: had, step_trajectories: all } = this.heads;
+      const part = all > trajectories ? ` Shown here are ${kept} of ${had} groups of this step, ${trajectories} of ${all} trajectories${U.source.live ? ": so many are kept token by token (store.trajectory_groups)" : ""}.` : "";
       if (!trajectories) this.note.textContent = `No trajectories of step ${this.step} are kept token by token.`;
-      else this.note.textContent = `${matching === trajectories ? trajectories : `${matching} of ${trajectories}`} ${trajectories === 1 ? "trajectory" : "trajectories"}, ${this.heads.groups.length} group${this.heads.groups.length === 1 ? "" : "s"}${more ? `, and ${more} more groups` : ""}. A square is a trajectory, right (✓) or wrong (✗), dashed where it was invalid or cut off; its colour is what the update did to it: orange lost likelihood, blue gained it. Keys: j and k for the next and the previous group, arrows from token to token, m for the one that lost most.`;
+      else this.note.textContent = `${matching === trajectories ? trajectories : `${matching} of ${trajectories}`} ${trajectories === 1 ? "trajectory" : "trajectories"}, ${this.heads.groups.length} group${this.heads.groups.length === 1 ? "" : "s"}${more ? `, and ${more} more groups` : ""}.${part} A square is a trajectory, right (✓) or wrong (✗), dashed where it was invalid or cut off; its colour is what the update did to it: orange lost likelihood, blue gained it. Keys: j and k for the next and the previous group, arrows from token to token, m for the one that lost most.`;
     }
 
     drawGrid() {
@@ -94,12 +95,7 @@
 
     card(group, scale) {
       const all = group.trajectories;
-      const mean = (read) => {
-        const values = all.map(read).filter((v) => v !== null && v !== undefined);
-        return values.length ? values.reduce((x, y) => x + y, 0) / values.length : null;
-      };
-      const scored = all.filter((h) => h.change !== null && h.change !== undefined);
-      const falling = scored.length ? scored.filter((h) => h.change < 0).length / scored.length : null;
+      const { whole } = group; // a filter leaves squares out, and changes no mean
       const squares = all.map((h) => {
         const [sign, word] = U.verdict(h.right);
         const known = h.change !== null && h.change !== undefined;
@@ -113,7 +109,7 @@
         { type: "button", class: "card", "data-group": group.group, "aria-pressed": "false", onclick: () => this.pick(group.group) },
         node("span", { class: "asked" }, group.question ? U.short(group.question, 110) : `Group ${group.group}`),
         node("span", { class: "squares" }, ...squares),
-        node("dl", {}, pair("reward", number(mean((h) => h.reward))), pair("trajectories that fell", U.percent(falling)), pair("nats per token", U.signed(mean((h) => h.change))), pair("searches", number(mean((h) => h.searches)))),
+        node("dl", {}, pair("reward", number(whole.reward)), pair("trajectories that fell", U.percent(whole.falling)), pair("nats per token", U.signed(whole.change)), pair("searches", number(whole.searches))),
       );
     }
 

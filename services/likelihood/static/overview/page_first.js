@@ -14,7 +14,7 @@
   // How a curve moves: its last 10 points against the 10 that end 30 before, or the first ones of a short run. A change counts
   // from twice its standard error on.
   U.direction = (points) => {
-    if (points.length < 2 * SPAN) return { word: "too few steps for a direction", sign: "·" };
+    if (points.length < 2 * SPAN) return { word: "too few steps for a direction", sign: "·", unknown: true };
     const last = points.slice(-SPAN);
     const start = Math.max(0, points.length - 5 * SPAN);
     const earlier = points.slice(start, start + SPAN);
@@ -51,23 +51,36 @@
     return { word, sign: "↓", aside: direction.word };
   };
 
+  // How a score stands against the first one.
+  function change(scores) {
+    const [first, last] = [scores[0], scores[scores.length - 1]];
+    if (scores.length === 1) return `at step ${last.step}, the only score so far`;
+    return `at step ${last.step}, ${last.value > first.value ? "up from" : last.value < first.value ? "down from" : "unchanged from"} ${number(first.value)} at step ${first.step}`;
+  }
+
+  function leading({ scores, label }) {
+    const [first, last] = [scores[0], scores[scores.length - 1]];
+    const sign = last.value > first.value ? "↑" : last.value < first.value ? "↓" : "→";
+    const way = last.value === first.value ? `unchanged at ${number(last.value)}` : `${number(first.value)} → ${number(last.value)}`;
+    return node("p", { class: "big" }, node("span", { class: "sign", "aria-hidden": "true" }, sign), " ", node("strong", { class: "direction" }, way), node("span", { class: "muted" }, ` ${label}, step ${first.step} to ${last.step}`));
+  }
+
   function learning(run) {
     const all = run.headline || run.series;
     const rewards = known(all, "reward/mean");
+    const headline = rewards.length ? U.headline(rewards) : null;
+    const scored = SCORES.map(([key, label]) => ({ scores: known(all, key), label })).filter(({ scores }) => scores.length);
+    // Where nothing is known of the reward's direction, the held-out score says first what has changed.
+    const first = (!headline || headline.unknown) && scored[0]?.scores.length > 1 ? scored.shift() : null;
     const lines = [];
-    if (rewards.length) {
-      const { word, sign, aside } = U.headline(rewards);
+    if (first) lines.push(leading(first));
+    if (headline) {
+      const { word, sign, aside } = headline;
       const few = rewards.slice(-SPAN);
-      lines.push(node("p", { class: "big" }, node("span", { class: "sign", "aria-hidden": "true" }, sign), ` ${number(mean(few))} `, node("span", { class: "muted" }, `reward, mean of ${few.length === 1 ? "1 point" : `the last ${few.length} points`}: `), node("strong", { class: "direction" }, word)));
+      lines.push(node("p", { class: first ? null : "big" }, node("span", { class: "sign", "aria-hidden": "true" }, sign), ` ${number(mean(few))} `, node("span", { class: "muted" }, `reward, mean of ${few.length === 1 ? "1 point" : `the last ${few.length} points`}: `), node(first ? "span" : "strong", { class: "direction" }, word)));
       lines.push(node("p", { class: "muted" }, `Last step ${number(rewards[rewards.length - 1].value)}, ${aside || `best mean ${number(best(rewards))}`}.`));
-    } else lines.push(node("p", { class: "big" }, "unknown", node("span", { class: "muted" }, ": no reward/mean was posted")));
-    for (const [key, label] of SCORES) {
-      const scores = known(all, key);
-      if (!scores.length) continue;
-      const [first, last] = [scores[0], scores[scores.length - 1]];
-      const change = scores.length > 1 ? `, ${last.value > first.value ? "up from" : last.value < first.value ? "down from" : "unchanged from"} ${number(first.value)} at step ${first.step}` : ", the only score so far";
-      lines.push(node("p", {}, node("strong", {}, number(last.value)), ` ${label}, at step ${last.step}${change}`));
-    }
+    } else lines.push(node("p", { class: first ? "muted" : "big" }, "unknown", node("span", { class: "muted" }, ": no reward/mean was posted")));
+    for (const { scores, label } of scored) lines.push(node("p", {}, node("strong", {}, number(scores[scores.length - 1].value)), ` ${label}, ${change(scores)}`));
     if (run.evaluations?.length) lines.push(node("p", {}, node("a", { href: `/runs/${encodeURIComponent(run.run)}/evaluations` }, run.evaluations.length === 1 ? "1 evaluation of this run" : `${run.evaluations.length} evaluations of this run`)));
     if (!SCORES.some(([key]) => all.series[key])) lines.push(node("p", { class: "muted" }, "No held-out score was posted."));
     return lines;

@@ -33,10 +33,28 @@
     return node("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Exact match" }, node("table", { class: "evaluations" }, node("thead", {}, node("tr", {}, node("th", { scope: "col" }, "Exact match"), ...heads)), node("tbody", {}, ...body)));
   }
 
+  // What the runs asked of their own held-out questions, the newest first.
+  function own(runs) {
+    const rows = runs.flatMap((run) => (run.events || []).filter((e) => e.kind === "evaluation" && e.data?.overall).map((event) => ({ run, event }))).reverse();
+    if (!rows.length) return null;
+    const score = (value) => node("td", { class: "n" }, typeof value === "number" ? short(value) : "–");
+    const cells = ({ run, event: { step, data } }) => [
+      node("th", { scope: "row" }, node("span", { class: "swatch", style: `background:${run.colour}` }), ` ${U.titleOf(run)}, step ${step}`, node("small", { class: "muted" }, String(data.tag ?? ""))),
+      node("td", {}, String(data.mode ?? "–")),
+      score(data.overall.em),
+      score(data.overall.f1),
+      node("td", { class: "n" }, String(data.overall.n ?? "–")),
+    ];
+    const heads = ["Evaluation", "Mode", "Exact match", "F1", "Questions"].map((head, i) => node("th", { scope: "col", class: i > 1 ? "n" : null }, head));
+    const body = rows.map((row) => node("tr", {}, ...cells(row)));
+    return node("section", { class: "panel" }, node("h2", {}, "Held-out questions of the run"), node("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Held-out questions" }, node("table", { class: "evaluations own" }, node("thead", {}, node("tr", {}, ...heads)), node("tbody", {}, ...body))));
+  }
+
   const asked = (runs) => runs.flatMap((run) => (run.evaluations || []).map((name) => ({ run, name, at: `/runs/${encodeURIComponent(run.run)}/evaluations/${encodeURIComponent(name)}` })));
   async function draw(panel, runs) {
     const wanted = asked(runs);
-    const shape = JSON.stringify(wanted.map(({ run, at }) => [at, run.colour, run.title]));
+    const made = runs.map((run) => [run.run, run.colour, run.title, (run.events || []).filter((e) => e.kind === "evaluation").map((e) => [e.step, e.text])]);
+    const shape = JSON.stringify([made, wanted.map(({ at }) => at)]);
     if (panel.shape === shape) return;
     panel.shape = shape;
     const answers = await Promise.all(wanted.map(({ at }) => U.source.get(`/v1${at}`).catch(() => null)));
@@ -44,7 +62,9 @@
     const rows = wanted.flatMap(({ run, name, at }, i) => (answers[i]?.measured || []).map((row) => ({ ...row, run, name, href: at })));
     const lacking = wanted.filter((_, i) => !answers[i]).map(({ run, name }) => `${U.titleOf(run)}, ${name}`);
     const first = answers.find((answer) => answer);
+    const ours = own(runs);
     panel.replaceChildren(
+      ...(ours ? [ours] : []),
       node(
         "section",
         { class: "panel" },
@@ -52,7 +72,7 @@
         first ? table(first, rows) : null,
         first ? node("p", { class: "hint" }, "The papers' protocols differ from these and from each other: compare within a part of the table first.") : null,
         lacking.length ? node("p", { class: "hint" }, `Without a table to show: ${lacking.join("; ")}. The same unspiral eval command writes it.`) : null,
-        wanted.length ? null : node("p", { class: "hint" }, "No evaluation lies in the folders of these runs. unspiral eval --suite search7 makes one."),
+        wanted.length ? null : node("p", { class: "hint" }, "No evaluation on these sets lies in the folders of these runs. unspiral eval --suite search7 makes one."),
       ),
     );
   }

@@ -1,0 +1,91 @@
+"""Evaluations posted as events: where their scores are shown, in both stores."""
+
+from __future__ import annotations
+
+import pytest
+from fastapi.testclient import TestClient
+from likelihood_addresses import url  # noqa: F401
+from redis_server import redis_server  # noqa: F401
+
+from services.likelihood.evaluations import evaluation_event
+from services.likelihood.rest.server import create_app
+from services.likelihood.store.opening import open_store
+
+GREEDY = "eval/em_greedy"
+
+
+@pytest.fixture
+def client(url):
+    store = open_store(url)
+    yield TestClient(create_app(store))
+    store.close()
+
+
+def step(client, number, attempt=0, **metrics):
+    body = {"step": number, "attempt": attempt, "metrics": {"reward/mean": 0.5} | metrics}
+    client.post("/v1/runs/a/steps", json=body).raise_for_status()
+
+
+def evaluated(client, number, score, attempt=0):
+    event = evaluation_event(number, attempt, "t", "greedy", {"em": score, "n": 4}, {GREEDY: score})
+    client.post("/v1/runs/a/events", json=event.model_dump()).raise_for_status()
+
+
+def shown(client, query=""):
+    series = client.get(f"/v1/runs/a/series?names={GREEDY}{query}").json()
+    curve = series["series"].get(GREEDY, {"mean": []})["mean"]
+    return {s: v for s, v in zip(series["step"], curve, strict=False) if v is not None}
+
+
+def test_a_score_counts_once_at_the_step_that_was_scored_and_is_the_latest(client):
+    evaluated(client, 0, 0.25)
+    assert shown(client) == {0: 0.25}, "before any step"
+    step(client, 1, **{GREEDY: 0.25})
+    step(client, 2)
+    evaluated(client, 2, 0.5)
+    assert shown(client) == {1: 0.25, 2: 0.5}
+    summary = client.get("/v1/runs/a/summary").json()
+    assert summary["metrics"][GREEDY] == 0.5 and GREEDY in summary["metric_names"]
+    step(client, 3, **{GREEDY: 0.5})
+    assert shown(client) == {1: 0.25, 2: 0.5}
+    assert GREEDY not in client.get("/v1/runs/a/summary").json()["metrics"]
+    evaluated(client, 3, 0.5)
+    assert shown(client) == {1: 0.25, 2: 0.5, 3: 0.5}, "an equal score of the next step is its own"
+    assert shown(client, "&first=2&last=2") == {2: 0.5}
+    assert GREEDY in client.get("/v1/runs/a/series").json()["series"]
+
+
+def test_the_monitor_judges_lines_alone_and_once(client):
+    for number in range(1, 4):
+        step(client, number)
+    bands = client.get("/v1/runs/a/phase").json()
+    lines = client.get("/v1/runs/a/steps").json()
+    evaluated(client, 3, 0.5)
+    assert client.get("/v1/runs/a/phase").json() == bands and client.get("/v1/runs/a/steps").json() == lines
+
+
+def test_scores_of_steps_that_a_later_attempt_makes_again_are_left_out(client):
+    evaluated(client, 0, 0.1)
+    for number in range(1, 7):
+        step(client, number)
+        if number % 2 == 0:
+            evaluated(client, number, number / 10)
+    assert shown(client) == {1: 0.1, 2: 0.2, 4: 0.4, 6: 0.6}
+    step(client, 4, attempt=1)
+    assert shown(client) == {1: 0.1, 2: 0.2}, "the run went back to step 3"
+    evaluated(client, 4, 0.7, attempt=1)
+    for number in (5, 6):
+        step(client, number, attempt=1)
+    assert shown(client) == {1: 0.1, 2: 0.2, 4: 0.7}
+
+
+def test_scores_in_the_lines_of_other_trainers_and_of_old_stores_stay_where_they_are(client):
+    for number, score in ((1, 0.1), (2, 0.1), (3, 0.3)):
+        step(client, number, **{GREEDY: score})
+    plain = {"step": 1, "kind": "evaluation", "text": "mine", "data": {"metrics": "none"}}
+    odd = {"step": 2, "kind": "evaluation", "text": "mine", "data": {"metrics": {GREEDY: "high", "x": True}}}
+    other = {"step": 2, "kind": "checkpoint", "text": "mine", "data": {"metrics": {GREEDY: 0.9}}}
+    for event in (plain, odd, other):
+        client.post("/v1/runs/a/events", json=event).raise_for_status()
+    assert shown(client) == {1: 0.1, 2: 0.1, 3: 0.3}
+    assert client.get("/v1/runs/a/summary").json()["metrics"][GREEDY] == 0.3

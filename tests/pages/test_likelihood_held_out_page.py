@@ -1,0 +1,84 @@
+"""Held-out scores on the live page, in a real Chromium: from before the first step to after the last."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from chromium import CHROMIUM, browser  # noqa: F401
+from microscope_world import trajectory
+from test_likelihood_step_page import opened
+
+from services.likelihood.evaluations import evaluation_event
+from services.likelihood.rest.launch import ServeSettings, serve_in_thread
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
+GREEDY = "eval/em_greedy"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The address of a run that has said what it is, and no more."""
+    server = serve_in_thread(ServeSettings(store=str(tmp_path / "likelihood.db"), port=0))
+    httpx.post(f"{server.url}/v1/runs/r/about", json={"steps": 2}).raise_for_status()
+    yield server.url
+    server.stop()
+
+
+def step(url, number, **metrics):
+    body = {"step": number, "metrics": {"reward/mean": 0.5} | metrics}
+    httpx.post(f"{url}/v1/runs/r/steps", json=body).raise_for_status()
+
+
+def evaluated(url, number, tag, score):
+    event = evaluation_event(number, 0, tag, "greedy", {"em": score, "f1": score, "n": 200}, {GREEDY: score})
+    httpx.post(f"{url}/v1/runs/r/events", json=event.model_dump()).raise_for_status()
+
+
+def test_each_score_is_on_the_open_page_when_it_is_made(browser, run):
+    page = opened(browser, f"{run}/#runs=r")
+    learning = page.locator(".answer.learning")
+    learning.filter(has_text="No held-out score was posted").wait_for()
+    evaluated(run, 0, "before", 0.0)
+    learning.filter(has_text="0 held-out EM, greedy, at step 0, the only score so far").wait_for()
+    step(run, 1, **{GREEDY: 0.0})
+    learning.filter(has_text="0 held-out EM, greedy, at step 1, the only score so far").wait_for()
+    step(run, 2)
+    evaluated(run, 2, "after", 0.97)
+    learning.filter(has_text="0 → 0.970 held-out EM, greedy, step 1 to 2").wait_for()
+    assert learning.locator("strong").first.inner_text() == "0 → 0.970", "what is known comes first"
+    assert "too few steps for a direction" in learning.inner_text()
+    for number in range(3, 23):
+        step(run, number)
+    learning.filter(has_text="0.970 held-out EM, greedy, at step 2, up from 0 at step 1").wait_for()
+    assert learning.locator("strong").first.inner_text().startswith("no clear change")
+    assert page.locator("#runs tbody td[data-label='Held-out']").inner_text() == "0.970"
+    page.get_by_role("tab", name="Evaluations").click()
+    rows = page.locator(".evaluations.own tbody tr")
+    rows.nth(1).wait_for()
+    assert [text.replace("\n", " ").split() for text in rows.all_inner_texts()] == [
+        ["r,", "step", "2", "after", "greedy", ".970", ".970", "200"],
+        ["r,", "step", "0", "before", "greedy", ".000", ".000", "200"],
+    ]
+    assert not page.errors
+    page.close()
+
+
+def test_a_step_says_how_much_of_it_is_shown_and_typing_changes_no_mean(browser, run):
+    kept = [trajectory("a"), trajectory("b", right=False, answer="Arl"), trajectory("c", group="q2")]
+    others = [
+        {"uid": f"{group}-{n}", "group": f"g{group}", "reward": 0, "advantage": 0, "actions": []}
+        for group in range(16)
+        for n in range(5)
+    ]
+    httpx.post(f"{run}/v1/runs/r/steps", json={"step": 1, "trajectories": others}).raise_for_status()
+    httpx.post(f"{run}/v1/runs/r/steps/1/samples", json={"trajectories": kept}).raise_for_status()
+    page = opened(browser, f"{run}/runs/r/steps/1")
+    page.locator("p.hint", has_text="2 of 16 groups of this step, 3 of 80 trajectories").wait_for()
+    numbers = page.locator(".card", has=page.locator(".square.wrong")).locator("dl")
+    whole = numbers.inner_text()
+    assert "0.500" in whole
+    page.get_by_label("Show").select_option("wrong")
+    page.locator("p.hint", has_text="1 of 3 trajectories").wait_for()
+    assert page.locator(".square").count() == 1 and numbers.inner_text() == whole
+    assert not page.errors
+    page.close()
