@@ -11,7 +11,7 @@ from typing import Any
 
 from retriever_service.index_folder.passages import EXPECTED, Row, has_id, parse_row, row_of
 from services.common.errors import UserError
-from services.common.records import Record, data_files, layout_of, open_unpacked, read_records
+from services.common.records import Record, data_files, layout_of, no_utf8, open_unpacked, read_records
 from services.common.records.files import DAMAGED
 
 _BLOCK = 4 << 20
@@ -100,7 +100,7 @@ def _read_lines(
                 try:
                     row = parse_row(text, line - 1 if numbers else None)
                 except ValueError as error:
-                    _bad(f"{path}:{line}: {error}; expected {EXPECTED}", skip_bad, skipped)
+                    _bad(f"{path}:{line}", _reason(path, text, error), skip_bad, skipped)
                     continue
                 yield Passage(row.id, row.contents, line, position, row.fields)
         except DAMAGED as error:
@@ -117,7 +117,7 @@ def _read_records(
         try:
             row = _row(record, number - 1 if numbers else None)
         except ValueError as error:
-            _bad(f"{_place(record)}: {error}; expected {EXPECTED}", skip_bad, skipped)
+            _bad(_place(record), str(error), skip_bad, skipped)
             continue
         yield Passage(row.id, row.contents, record.number if alone else number, number, row.fields)
 
@@ -186,10 +186,23 @@ def _estimate_parquet(path: Path) -> tuple[int, int]:
     return max(1, sum(groups)), max(1, metadata.num_rows)
 
 
-def _bad(reason: str, skip_bad: bool, skipped: Skipped) -> None:
+def _reason(path: Path, line: bytes, error: ValueError) -> str:
+    """What is wrong with a line of JSON."""
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return no_utf8(path)
+    return str(error)
+
+
+def _bad(place: str, reason: str, skip_bad: bool, skipped: Skipped) -> None:
+    """Raises UserError, or counts the line. Of a text in another encoding it is the file that is mended: to
+    leave its lines out would lose good passages."""
+    in_utf8 = not reason.startswith("not UTF-8 text; ")
+    line = f"{place}: {reason}; expected {EXPECTED}" if in_utf8 else f"{place}: {reason}"
     if not skip_bad:
-        raise UserError(reason + "; --skip-bad leaves such lines out")
-    skipped.add(reason)
+        raise UserError(line + ("; --skip-bad leaves such lines out" if in_utf8 else ""))
+    skipped.add(line)
 
 
 def corpus_bytes(path: str | Path) -> int:

@@ -34,6 +34,7 @@ from retriever_service.indexing.workplace import (
     put_back,
     seal_folder,
     sealed,
+    useless_removed,
     work_folder,
 )
 from services.common.errors import EnvironmentLacks, UserError
@@ -239,7 +240,7 @@ def make_index(
     if out.exists():
         _require_replaceable(out)
     work = work_folder(out)
-    with locked(work):
+    with locked(work), useless_removed(work, key):
         # One that is sealed is whole already: the kill came before it had its name.
         if not sealed(work, key):
             if put_back(out) and not plan.overwrite:

@@ -40,6 +40,7 @@ from retriever_service.indexing.workplace import (
     full_disk_said,
     sealed,
     tidy,
+    useless_removed,
 )
 from services.common.errors import UserError
 from services.common.files import put_folder, sync, write_atomically
@@ -86,8 +87,8 @@ def add_to_index(
             "to": info.corpus_sha256,
         }
         if not sealed(work, key):
-            require_disk(work, corpus, PACKED_SHARE, 0)
-            with full_disk_said(work):
+            with useless_removed(work, key), full_disk_said(work):
+                require_disk(work, corpus, PACKED_SHARE, 0)
                 build = Build(corpus, work, key, skip_bad, tell)
                 sink = RunsSink(Analyzer(AnalyzerSettings(**info.settings["analyzer"])))
                 build.scan([sink])

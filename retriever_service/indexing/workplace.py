@@ -112,6 +112,29 @@ def full_disk_said(work: Path) -> Iterator[None]:
 
 
 @contextmanager
+def useless_removed(work: Path, key: Key) -> Iterator[None]:
+    """Around a build, in its lock: where it is refused, its folder is removed, or the line says what it is
+    kept for.
+
+    A malformed corpus must change, and then is another corpus: nothing that was built of it is gone on with.
+    A corpus that could not be read, or a machine that lacks something, may be as it was the next time.
+    """
+    try:
+        yield
+    except (UserError, EnvironmentLacks) as error:
+        progress = hints(work / PROGRESS_FILE)
+        others = bool(progress) and progress.get("key") != key
+        whole = (work / META_FILE).exists() or (work / REPLACED).exists()
+        if not others and not whole:
+            malformed = type(error) is UserError and not isinstance(error.__context__, OSError)
+            if malformed or not any(file.name != "lock" for file in work.iterdir()):
+                shutil.rmtree(work, ignore_errors=True)
+            elif progress.get("passages") and str(work) not in str(error):
+                error.args = (f"{error}; {work} keeps what was built, and the same command goes on there",)
+        raise
+
+
+@contextmanager
 def changing(index: Path) -> Iterator[Path]:
     """Inside, no other command changes the index; gives the folder to work in.
 

@@ -6,7 +6,10 @@ import json
 import pytest
 from command_line import run  # noqa: F401
 
+from services.contracts import Trajectory
+from trainer.commands.work.evaluate import keep_answers
 from trainer.data.checks.coverage import holds, hops_of
+from trainer.data.questions import load_questions
 
 CORPUS = [
     {"id": "0", "contents": '"Italy"\nThe capital of Italy is Rome.'},
@@ -84,6 +87,31 @@ def test_repeated_questions_and_damaged_texts_are_reported(run, tmp_path):
     assert "1 question repeats one that stands before" in out
     assert "1 row looks like UTF-8 that was read as another encoding" in out
     assert "in 3 rows the question was read from `question` and the answers from `answer`" in out
+
+
+def test_ids_that_stand_twice_are_reported_and_each_row_is_a_question_of_its_own(run, tmp_path):
+    rows = [
+        {"id": id, "question": q, "golden_answers": ["x"], "data_source": s}
+        for id, q, s in (("q7", "who?", "a"), ("q7", "where?", "a"), ("q7", "when?", "b"))
+    ]
+    file = jsonl(tmp_path / "q.jsonl", rows)
+    status, out, err = run("data", "validate", file)
+    assert (status, err) == (0, "")
+    assert f"{file}, line 2: the id 'q7' is that of {file}, line 1 too\n" in out
+    assert "1 question has the id of an earlier one; a run takes each row for a question of its own" in out
+    assert "line 3" not in out
+
+    trajectories = [
+        Trajectory(f"eval-{n}", f"eval-{n}", question, [], [], "answer")
+        for n, question in enumerate(load_questions(file).rows)
+    ]
+    keep_answers(trajectories, tmp_path / "answers.jsonl")
+    kept = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert [(row["key"], row["id"], row["question"]) for row in kept] == [
+        ("q7", "q7", "who?"),
+        ("q7#2", "q7", "where?"),
+        ("q7#3", "q7", "when?"),
+    ]
 
 
 def test_answers_that_stand_in_an_index_are_counted_by_source_and_hops_with_misses_to_read(

@@ -101,7 +101,7 @@ def test_rows_are_cut_too_and_keep_their_other_columns(tmp_path, run):
 def test_what_cannot_be_read_is_named_and_nothing_is_written(notes, tmp_path, run):
     out = tmp_path / "corpus.jsonl"
     for source, name, said in (
-        (b"caf\xe9", "latin.txt", "latin.txt: no UTF-8 text: byte 3"),
+        (b"caf\xe9", "latin.txt", "latin.txt, line 1: not UTF-8 text; save the file as UTF-8"),
         (b'{"id": 1, "title": "x"}\n', "x.jsonl", "line 1: no text; expected one of contents, content, text"),
         (b"", "empty.md", "empty.md: holds no text; expected documents (.markdown, .md, .rst"),
     ):

@@ -97,7 +97,7 @@ def validate_command(
             path, keys=keys, on_rows=lambda n: tell("read", min(1.0, n / rows), f"{n:,} questions")
         )
     _list_problems(report)
-    for lines in (report.emptied, report.repeated, report.odd):
+    for lines in (report.emptied, report.repeated, report.same_ids, report.odd):
         _list(lines)
     width = max(map(len, [*report.sources, "total"]))
     for source, count in sorted(report.sources.items()):
@@ -117,6 +117,11 @@ def validate_command(
     if report.repeated:
         typer.echo(
             f"{counted(len(report.repeated), 'question repeats', 'questions repeat')} one that stands before"
+        )
+    if report.same_ids:
+        typer.echo(
+            f"{counted(len(report.same_ids), 'question has', 'questions have')} the id of an earlier one; "
+            "a run takes each row for a question of its own"
         )
     if report.odd:
         typer.echo(f"{counted(len(report.odd), 'row looks', 'rows look')} {ODDLY}")

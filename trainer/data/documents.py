@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from services.common.errors import UserError
 from services.common.files import written_aside
-from services.common.records import Record, field_of, read_records
+from services.common.records import Record, field_of, no_utf8, read_records
 from services.common.records.columns import CONTENTS, IDENTITY, is_missing, plain_name
 from services.common.records.files import DOCUMENTS
 
@@ -135,8 +135,10 @@ def _text(file: Path) -> str:
     try:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:
-        name = encoding.removesuffix("-sig").upper()
-        raise UserError(f"{file}: no {name} text: byte {error.start} is none of it") from None
+        if encoding == "utf-8-sig":
+            line = raw.count(b"\n", 0, error.start) + 1
+            raise UserError(f"{file}, line {line}: {no_utf8(file)}") from None
+        raise UserError(f"{file}: no {encoding.upper()} text: byte {error.start} is none of it") from None
 
 
 def _of_row(record: Record, number: int) -> Document:

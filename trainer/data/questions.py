@@ -59,6 +59,8 @@ class Report:
     """Rows by the columns that held their question and their answers."""
     repeated: list[str] = field(default_factory=list)
     """One line for each question that its data source had before, once normalised."""
+    same_ids: list[str] = field(default_factory=list)
+    """One line for each row with an id that its data source had before."""
     odd: list[str] = field(default_factory=list)
     """One line for each question or answer that looks like UTF-8 read as another encoding."""
     emptied: list[str] = field(default_factory=list)
@@ -105,6 +107,7 @@ def validate(
     path = Path(path)
     report = Report()
     seen: dict[tuple[str, str], str] = {}
+    ids: dict[tuple[str, str], str] = {}
     for number, item in enumerate(parsed(path, keys=keys), 1):
         if number % 1000 == 0:
             on_rows(number)
@@ -119,6 +122,9 @@ def validate(
         first = seen.setdefault((question.data_source, normalize(question.text)), record.place)
         if first != record.place:
             report.repeated.append(f"{record.place}: the same question as {first}: {question.text}")
+        of_id = ids.setdefault((question.data_source, question.id), record.place)
+        if of_id != record.place:
+            report.same_ids.append(f"{record.place}: the id {question.id!r} is that of {of_id} too")
         if ODD.search("\n".join((question.text, *question.golden_answers))):
             report.odd.append(f"{record.place}: looks like UTF-8 read as another encoding: {question.text}")
         emptied = next(filter(unscorable, found.question.golden_answers), None)

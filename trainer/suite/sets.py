@@ -204,13 +204,19 @@ def _order(split: str) -> tuple[str, ...]:
     return (*spelled, "")
 
 
-def _limited(name: str, split: str, questions: list[Question], limit: int | None, seed: int) -> QuestionSet:
+def numbered(ids: Iterable[str]) -> list[str]:
+    """Ids that are unique: the second `7` is `7#2`."""
     seen: Counter[str] = Counter()
-    items = []
-    for question in questions:
-        seen[question.id] += 1
-        again = f"#{seen[question.id]}" if seen[question.id] > 1 else ""
-        items.append(Item(f"{name}/{question.id}{again}", name, question))
+    keys = []
+    for one in ids:
+        seen[one] += 1
+        keys.append(f"{one}#{seen[one]}" if seen[one] > 1 else one)
+    return keys
+
+
+def _limited(name: str, split: str, questions: list[Question], limit: int | None, seed: int) -> QuestionSet:
+    keys = numbered([question.id for question in questions])
+    items = [Item(f"{name}/{key}", name, question) for key, question in zip(keys, questions, strict=True)]
     if limit is None or limit >= len(items):
         return QuestionSet(name, split, tuple(items), len(items), None)
     chosen = drawn([item.key for item in items], limit, seed)

@@ -6,14 +6,28 @@ import importlib
 import os
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from services.common.errors import UserError
+from services.common.names import nearest
 
+_ROOT = Path(__file__).parents[3]
+_OURS = tuple(f"{_ROOT / name}{os.sep}" for name in ("services", "trainer", "retriever_service"))
+_LIBRARIES = tuple(
+    f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_SHOWN_NAMES = 12
 _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+class NoSuchName(ImportError):
+    """The last part of an import path names nothing. The line says all, so no kind or place goes with it."""
 
 
 def is_import_path(text: str) -> bool:
@@ -33,9 +47,27 @@ def find(path: str) -> Any:
         found = importlib.import_module(module_name)
     except SystemExit as e:  # a script without a guard, which would end our command with its own status
         raise ImportError(f"{module_name} ends the program when it is imported") from e
+    holder = module_name
     for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise NoSuchName(f"{holder} has no `{part}`{_names_in(found, part)}")
         found = getattr(found, part)
+        holder = f"{holder}.{part}"
     return found
+
+
+def _names_in(holder: Any, wanted: str) -> str:
+    """What a module or class of the user's has instead: names of its own first, those it imported never."""
+    public = [
+        name
+        for name, value in getattr(holder, "__dict__", {}).items()
+        if not name.startswith("_")
+        and callable(value)
+        and (not isinstance(holder, ModuleType) or getattr(value, "__module__", "") == holder.__name__)
+    ]
+    near = nearest(wanted, public)
+    shown = ", ".join(public[:_SHOWN_NAMES]) + (", ..." if len(public) > _SHOWN_NAMES else "")
+    return f"; it has: {shown or 'no function or class'}" + (f"; did you mean {near}?" if near else "")
 
 
 def load(key: str, path: str, expected: str) -> Callable[..., Any]:
@@ -63,12 +95,16 @@ def calling(where: str, passes: tuple[type[Exception], ...] = ()) -> Iterator[No
 
 
 def told(error: Exception) -> str:
-    """Kind, message and innermost place of an exception in a user's code, in one line."""
+    """Kind and message of an exception in a user's code, in one line, with the user's line that led to it;
+    where the user's module is a library's, with its innermost line."""
+    if isinstance(error, NoSuchName):
+        return str(error)
     message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_import(f.filename)]
-    return f"{message} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else message
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
+    users = [f for f in frames if not f.filename.startswith(_LIBRARIES)] or frames
+    return f"{message} ({users[-1].filename}, line {users[-1].lineno})" if users else message
 
 
-def _is_import(file: str) -> bool:
-    """Whether it is Python's own machinery of imports, or ours: no place in the user's code."""
-    return file.startswith("<frozen importlib") or file in (importlib.__file__, __file__)
+def _is_ours(file: str) -> bool:
+    """Whether it is our own code, or Python's machinery of imports: no place in the user's code."""
+    return file.startswith(("<frozen", *_OURS)) or file == importlib.__file__

@@ -6,7 +6,7 @@ Errors are ValueError, one line that names the file; the rooms that read make th
 """
 
 from services.common.records.columns import field_of, plain_name
-from services.common.records.files import Layout, data_files, layout_of, open_unpacked
+from services.common.records.files import Layout, data_files, layout_of, no_utf8, open_unpacked
 from services.common.records.reader import ACCEPTED, Record, read_records
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "data_files",
     "field_of",
     "layout_of",
+    "no_utf8",
     "open_unpacked",
     "plain_name",
     "read_records",

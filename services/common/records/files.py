@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import lzma
+import shlex
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ _MAGIC: dict[bytes, Packing] = {
     b"BZh": "bzip2",
     b"\xfd7zXZ\0": "xz",
 }
+_UNPACKED_BY = {"gzip": "gzip -dc", "zstd": "zstd -dc", "bzip2": "bzip2 -dc", "xz": "xz -dc"}
 _MARKS = (
     (b"\xef\xbb\xbf", "utf-8-sig"),
     (b"\xff\xfe\0\0", "utf-32"),
@@ -134,6 +136,18 @@ def open_unpacked(path: Path) -> BinaryIO:
 
         return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
     return path.open("rb")
+
+
+def no_utf8(path: Path) -> str:
+    """What is wrong with a text that is no UTF-8, and the command that mends its file."""
+    with path.open("rb") as file:
+        packing = packing_of(file.read(8))
+    read = f"{_UNPACKED_BY[packing]} {shlex.quote(path.name)} | " if packing else ""
+    name = "" if packing else f" {shlex.quote(path.name)}"
+    return (
+        f"not UTF-8 text; save the file as UTF-8, such as by `{read}iconv -f latin1 -t utf-8{name} > NEW` "
+        "(-f CP1252 if it is Excel's)"
+    )
 
 
 def layout_of(path: Path) -> Layout:

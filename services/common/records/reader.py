@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from services.common.errors import UserError
-from services.common.records.files import DAMAGED, Layout, data_files, holds_rows, layout_of, open_unpacked
+from services.common.records.files import (
+    DAMAGED,
+    Layout,
+    data_files,
+    holds_rows,
+    layout_of,
+    no_utf8,
+    open_unpacked,
+)
 
 ACCEPTED = (
     "JSON Lines, JSON (a list, or an object that holds one), CSV, TSV, Parquet or Arrow, also packed with "
@@ -24,12 +32,11 @@ BATCH_ROWS = 4096
 _BLOCK_CHARS = 1 << 16
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 """Escapes of surrogates: half a pair alone is no text, and can't be written again."""
+_BYTE = re.compile("[\udc80-\udcff]")
+"""A byte that is no UTF-8, as `surrogateescape` reads it."""
 _APART = re.compile(r"[\s,]*")
 Wanted = Callable[[str], bool]
 """Whether a column of a Parquet file is read."""
-
-
-_AS_UTF8 = "if it is Excel's, `iconv -f CP1252 -t UTF-8 {file}` writes it anew"
 
 
 @dataclass(slots=True)
@@ -106,7 +113,9 @@ def _json_lines(file: Path, lines: Iterable[bytes]) -> Iterator[Record]:
             fields = json.loads(text)
             if _HALF_PAIR.search(text):
                 json.dumps(fields, ensure_ascii=False).encode()
-        except (ValueError, RecursionError) as error:  # UnicodeDecodeError, UnicodeEncodeError
+        except UnicodeDecodeError:
+            yield Record(file, "line", number, None, no_utf8(file))
+        except (ValueError, RecursionError) as error:  # also UnicodeEncodeError
             problem: object = error
             if isinstance(error, json.JSONDecodeError):  # its own line number is that within the record
                 problem = f"{error.msg} at character {error.pos + 1}"
@@ -132,7 +141,10 @@ def _json(file: Path, text: TextIO) -> Iterator[Record]:
             try:
                 json.dumps(row, ensure_ascii=False).encode()
             except UnicodeEncodeError as error:
-                yield Record(file, "row", number, None, f"not UTF-8 text: {error.reason}")
+                # Half a pair of surrogates that an escape has written is no matter of the encoding.
+                escaped = not _BYTE.match(error.object[error.start])
+                problem = f"not UTF-8 text: {error.reason}" if escaped else no_utf8(file)
+                yield Record(file, "row", number, None, problem)
             else:
                 yield _object(file, "row", number, row)
 
@@ -226,6 +238,8 @@ def _table(file: Path, text: TextIO, delimiter: str) -> Iterator[Record]:
         if not any(cell.strip() for cell in row):
             continue
         if names is None:
+            if _BYTE.search("".join(row)):
+                raise UserError(f"{file}, line {number}: {no_utf8(file)}")
             names = [name.strip().removeprefix("\ufeff") for name in row]
             _check_names(file, names)
             continue
@@ -244,7 +258,7 @@ def _table(file: Path, text: TextIO, delimiter: str) -> Iterator[Record]:
         try:
             "".join(row).encode()
         except UnicodeEncodeError:
-            yield Record(file, "line", number, None, f"not UTF-8 text; {_AS_UTF8.format(file=file.name)}")
+            yield Record(file, "line", number, None, no_utf8(file))
             continue
         yield Record(file, "line", number, dict(zip(names, row, strict=True)))
 

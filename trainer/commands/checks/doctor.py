@@ -24,6 +24,7 @@ from services.common.errors import UserError
 from services.common.loading.extras import how_to_install
 from trainer.commands.checks import doctor_roles as roles
 from trainer.commands.checks import listeners
+from trainer.commands.checks.doctor_parts import check_leak, check_parts
 from trainer.commands.checks.findings import GIB, Finding, judged, status_of
 from trainer.commands.checks.leftovers import find_leftovers
 from trainer.commands.version import version
@@ -298,10 +299,10 @@ def run_doctor(
         findings += check_listeners(host)
         findings += check_leftovers(sorted(folders), clean)
     if path and config:
-        findings += check_config(path, config)
+        findings += [*check_config(path, config), *check_parts(config), *check_leak(config)]
     show(findings, console or Console())
     if role == "workstation":
-        (console or Console()).print(verdict(findings), soft_wrap=True, markup=False, highlight=False)
+        (console or Console()).print(verdict(findings, path), soft_wrap=True, markup=False, highlight=False)
     return 3 if any(finding.level == "bad" for finding in findings) else 0
 
 
@@ -321,14 +322,16 @@ def show(findings: list[Finding], console: Console) -> None:
             console.print(Padding(Text(f"-> {finding.advice}"), (0, 0, 0, 6), expand=False), highlight=False)
 
 
-def verdict(findings: list[Finding]) -> str:
-    """The last line: what can be done here now."""
+def verdict(findings: list[Finding], config: Path | None = None) -> str:
+    """The last line: what can be done here now, with the configuration where one is given."""
     if bad := [finding.what for finding in findings if finding.level == "bad"]:
         return f"not ready: see {', '.join(bad)} above"
     by_name = {finding.what: finding for finding in findings}
     trains = by_name.get("training")
     if trains is None or trains.level != "good":
         return "ready for the services and for data; not for training, whose packages are not installed"
+    if config is not None:
+        return f"ready for `unspiral train --config {config}`"
     gpu = by_name.get("GPU")
     if gpu is not None and gpu.level == "good":
         return f"ready to train on {gpu.seen}; `unspiral demo` shows the whole system"
@@ -349,5 +352,6 @@ def doctor(
         bool, typer.Option("--clean", help="Remove what killed runs have left on this machine.")
     ] = False,
 ) -> None:
-    """Check Python, packages, GPUs, Ray, listeners, ports, Redis, load, memory and disk; say what to do."""
+    """Check Python, packages, GPUs, Ray, listeners, ports, Redis, load, memory and disk; say what to do. With
+    --config also its files, services and questions, and parts of your own, in seconds."""
     raise typer.Exit(run_doctor(config, role=role, clean=clean))

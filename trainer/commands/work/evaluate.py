@@ -7,7 +7,7 @@ import asyncio
 import json
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.resuming.rules import differing
 from trainer.session.startup import start_serving
 from trainer.suite.rows import GREEDY, Asked, row_of
-from trainer.suite.sets import Item
+from trainer.suite.sets import Item, numbered
 
 Scores = TypeVar("Scores")
 
@@ -81,13 +81,15 @@ def run_eval(
     return with_weights(config, checkpoint, say, score)
 
 
-def keep_answers(trajectories: Iterable[Trajectory], file: Path) -> None:
-    """Write one row per answer, in the order of the questions."""
+def keep_answers(done: Sequence[Trajectory], file: Path) -> None:
+    """Write one row per answer, in the order of the questions. Where an id stands again in the question file,
+    the key of its row has a number (`7#2`), as in a suite."""
+    keys = numbered([trajectory.question.id for trajectory in done])
     file.parent.mkdir(parents=True, exist_ok=True)
     with written_aside(file) as aside, open(aside, "w", encoding="utf-8") as lines:
-        for trajectory in trajectories:
+        for key, trajectory in zip(keys, done, strict=True):
             question = trajectory.question
-            asked = Asked(Item(question.id, question.data_source, question), GREEDY)
+            asked = Asked(Item(key, question.data_source, question), GREEDY)
             lines.write(json.dumps(row_of(asked, trajectory, None), ensure_ascii=False) + "\n")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,10 +46,12 @@ class RunFolder:
         self.path = config.run_dir
         self.config = config
         self._lock: TextIO | None = None
+        self._made = False
 
     def open(self, *, resume: bool) -> None:
         """Take the folder. Raises UserError where another run holds it, or where it is used and `resume` is
         not asked for."""
+        self._made = not self.path.exists()
         make_folder(self.path, f"run.dir: {self.path}")
         taken = f"run.name: {self.path} is in use by another running process"
         way = "; choose another run.name"
@@ -66,6 +69,15 @@ class RunFolder:
         keep_json_lines(self.path / "events.jsonl", lambda event: True)
         write_atomically(self.path / "config.yaml", dump_config(self.config, secrets=False))
         (self.path / "summary.json").unlink(missing_ok=True)  # the end of an earlier attempt
+
+    def withdraw(self) -> bool:
+        """Remove the folder, still locked, where this process made it and nothing but a run's beginning is in
+        it. Returns whether it was removed."""
+        begun = {".lock", "config.yaml"}
+        if not self._made or not self._lock or {file.name for file in self.path.iterdir()} - begun:
+            return False
+        shutil.rmtree(self.path, ignore_errors=True)
+        return not self.path.exists()
 
     def close(self) -> None:
         if self._lock:

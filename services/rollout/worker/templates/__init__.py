@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 from services.common.errors import UserError
 from services.common.loading.user_code import calling, find
@@ -12,7 +13,7 @@ from services.rollout.worker.templates.base import ParsedAction, TagTemplate, Te
 if TYPE_CHECKING:
     from services.settings import RolloutSettings
 
-__all__ = ["ParsedAction", "TagTemplate", "Template", "make_template", "reading_of"]
+__all__ = ["ParsedAction", "TagTemplate", "Template", "make_template", "reading_of", "template_class"]
 
 _KNOWN = {
     "search_r1": "services.rollout.worker.templates.search_r1:SearchR1Template",
@@ -23,9 +24,9 @@ _KNOWN = {
 _MEMBERS = ("stop", "min_observation_tokens", "prompt_ids", "decode", "parse", "observation_ids", "notice")
 
 
-def make_template(name: str, tokenizer: Any, settings: RolloutSettings) -> Template:
-    """`name` is a known template or the import path of a class that is called with `(tokenizer, settings)`;
-    it is looked for where Python looks, and in the current folder. Raises UserError."""
+def template_class(name: str) -> Callable[[Any, RolloutSettings], Template]:
+    """The class of a known template, or the one at an import path, which is looked for where Python looks,
+    and in the current folder. Raises UserError."""
     path = _KNOWN.get(name, name)
     if ":" not in path:
         near = nearest(name, _KNOWN)
@@ -35,10 +36,18 @@ def make_template(name: str, tokenizer: Any, settings: RolloutSettings) -> Templ
         )
     with calling(f"rollout.template={name}: cannot be imported"):
         factory = find(path)
+    if not callable(factory):
+        raise UserError(f"rollout.template={name}: expected a class, found {type(factory).__name__}")
+    return cast("Callable[[Any, RolloutSettings], Template]", factory)
+
+
+def make_template(name: str, tokenizer: Any, settings: RolloutSettings) -> Template:
+    """The template of `template_class`, made of `(tokenizer, settings)`. Raises UserError."""
+    factory = template_class(name)
     # A UserError names what the template itself does not accept.
     made = f"rollout.template={name}: cannot be made from a tokenizer and the settings"
     with calling(made, passes=(UserError,)):
-        template: Template = factory(tokenizer, settings)
+        template = factory(tokenizer, settings)
     needed: tuple[str, ...] = _MEMBERS
     if getattr(type(template), "observation_ids", None) is TagTemplate.observation_ids:
         needed += ("documents",)  # which it calls at the first search

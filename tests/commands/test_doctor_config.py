@@ -1,0 +1,98 @@
+"""`unspiral doctor --config`: what the user wrote is loaded as a run loads it, in seconds and without a
+cluster."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from trainer.commands.checks import doctor_parts
+from trainer.commands.checks.doctor import run_doctor, verdict
+from trainer.commands.checks.findings import Finding
+
+PARTS = """
+from services.rollout.worker.templates.lab import LabTemplate
+
+def brief(t):
+    return 1.0
+
+def calc(content, question):
+    return "5"
+
+class Own(LabTemplate):
+    pass
+"""
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """Write a configuration with parts of the user's own; returns its file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "doctors_parts.py").write_text(PARTS)
+    rows = [f'{{"question": "who is {n}?", "answer": "{n}"}}\n' for n in range(4)]
+    (tmp_path / "train.jsonl").write_text("".join(rows))
+    (tmp_path / "eval.jsonl").write_text("".join(rows[:2]) + '{"question": "when?", "answer": "now"}\n')
+
+    def write(reward="brief", template="Own", tool="calc", held_out="eval"):
+        file = tmp_path / "c.yaml"
+        file.write_text(
+            "{model: {path: ./model}, retriever: {corpus: 'lab:train_corpus:0'}, "
+            f"data: {{train: train.jsonl, eval: {held_out}.jsonl}}, "
+            f"reward: {{kind: 'doctors_parts:{reward}'}}, "
+            f"rollout: {{template: 'doctors_parts:{template}', tools: {{calc: 'doctors_parts:{tool}'}}}}}}"
+        )
+        return file
+
+    return write
+
+
+def findings(file):
+    """(exit status, lines) of the doctor."""
+    out = io.StringIO()
+    status = run_doctor(file, Console(file=out, width=300), role="retriever")
+    return status, out.getvalue().splitlines()
+
+
+def line(lines, what):
+    return next(line for line in lines if line[6:].startswith(what))
+
+
+def test_parts_that_are_there_are_loaded_and_held_out_questions_that_are_trained_on_are_told(config):
+    _, lines = findings(config())
+    assert line(lines, "reward.kind").startswith("ok ")
+    assert line(lines, "rollout.template").endswith("doctors_parts:Own: loaded")
+    assert line(lines, "rollout.tools.calc").endswith("doctors_parts:calc: loaded")
+    assert line(lines, "prompts").startswith("note")  # there is no model yet
+    assert line(lines, "held-out questions").endswith("2 of 3 of data.eval stand in data.train too")
+
+
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [("reward", "reward.kind"), ("template", "rollout.template"), ("tool", "rollout.tools.calc")],
+)
+def test_a_part_that_is_not_there_is_bad_and_says_what_is(config, part, key):
+    status, lines = findings(config(**{part: "nope"}))
+    assert status == 3 and line(lines, key).startswith("BAD")
+    advice = lines[lines.index(line(lines, key)) + 1]
+    assert "doctors_parts has no `nope`; it has: brief, calc, Own" in advice
+    assert advice.lstrip().startswith(f"-> {key}")
+
+
+def test_the_prompts_are_made_with_the_models_tokenizer(config, tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    monkeypatch.setattr(doctor_parts.models, "check_folder", lambda folder, given: folder)
+    asked = []
+    monkeypatch.setattr(doctor_parts.tokenizer, "load_tokenizer", lambda folder: f"of {folder}")
+    monkeypatch.setattr(doctor_parts.preflight, "check_prompts", lambda *given: asked.append(given))
+    _, lines = findings(config())
+    assert line(lines, "prompts").endswith("made of the first 4 questions")
+    ((key, questions, tokenizer, _),) = asked
+    assert (key, len(questions), tokenizer) == ("data.train", 4, "of model")
+
+
+def test_the_verdict_is_about_the_configuration(tmp_path):
+    good = [Finding("training", "good", "torch"), Finding("GPU", "note", "none")]
+    assert verdict(good, tmp_path / "c.yaml") == f"ready for `unspiral train --config {tmp_path}/c.yaml`"
+    bad = [*good, Finding("reward.kind", "bad", "x:y")]
+    assert verdict(bad, tmp_path / "c.yaml") == "not ready: see reward.kind above"

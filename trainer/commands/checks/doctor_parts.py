@@ -1,0 +1,97 @@
+"""Checks of `unspiral doctor --config`: the parts of the user's own, loaded as a run loads them, and the
+prompts and held-out questions; without a cluster, and without a model that is not here yet."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from services.common.counting import counted
+from services.common.errors import UserError
+from services.common.loading.lazy import LazyModule
+from services.contracts import Question
+from trainer.commands.checks.findings import Finding
+from trainer.config.schema import Config
+from trainer.data import models
+from trainer.data.checks.overlap import repeated
+from trainer.data.questions import load_questions, parsed
+from trainer.session.own_parts import parts_of
+
+if TYPE_CHECKING:
+    from services.rollout.worker import tokenizer
+    from trainer.session import preflight
+else:  # transformers takes seconds
+    preflight = LazyModule("trainer.session.preflight")
+    tokenizer = LazyModule("services.rollout.worker.tokenizer")
+
+PROMPTS = 100
+"""Questions whose prompts are made."""
+
+
+def check_parts(config: Config) -> Iterator[Finding]:
+    """One line per part, then one for the prompts that the template makes with the model's tokenizer."""
+    bad = False
+    for part in parts_of(config):
+        try:
+            part.load()
+        except UserError as error:
+            bad |= part.key == "rollout.template"
+            yield Finding(part.key, "bad", part.value, str(error))
+        else:
+            yield Finding(part.key, "good", f"{part.value}: loaded")
+    if not bad:
+        yield _prompts(config)
+
+
+def _prompts(config: Config) -> Finding:
+    """Whether the template makes prompts of the first questions that are short enough."""
+    train = config.data.train
+    folder = _model_here(config.model.path)
+    if folder is None or not Path(train).exists() or importlib.util.find_spec("transformers") is None:
+        why = "transformers, the model or the questions are not here yet; a run checks it when it starts"
+        return Finding("prompts", "note", "not made", why)
+    try:
+        models.check_folder(folder, config.model.path)
+        questions = [
+            item[1].question for item in islice(parsed(Path(train)), PROMPTS) if isinstance(item, tuple)
+        ]
+        preflight.check_prompts("data.train", questions, tokenizer.load_tokenizer(folder), config.rollout)
+    except UserError as error:
+        return Finding("prompts", "bad", config.rollout.template, str(error))
+    return Finding("prompts", "good", f"made of the first {counted(len(questions), 'question')}")
+
+
+def _model_here(given: str) -> Path | None:
+    """The folder of a model that needs neither a download nor a conversion."""
+    folder = models.cached(given) if given in models.KNOWN else Path(given).expanduser()
+    return folder if folder.is_dir() else None
+
+
+def check_leak(config: Config) -> Iterator[Finding]:
+    """Whether held-out questions are trained on, which a run says too."""
+    files = [config.data.train, config.data.eval]
+    if not all(file and Path(file).exists() for file in files):
+        return
+    try:
+        train, held_out = (_questions(str(file)) for file in files)
+    except UserError:  # the line of the file says it
+        return
+    held_out = held_out[: config.evaluation.limit]
+    if count := repeated(held_out, train):
+        advice = (
+            f"held-out scores then measure memory; unspiral data validate {config.data.eval} "
+            f"--against {config.data.train} lists them"
+        )
+        yield Finding(
+            "held-out questions",
+            "note",
+            f"{count:,} of {len(held_out):,} of data.eval stand in data.train too",
+            advice,
+        )
+
+
+def _questions(file: str) -> list[Question]:
+    return load_questions(file, skip_bad=True).rows

@@ -1,0 +1,58 @@
+"""The parts of a configuration that may be code of the user's own, loaded as a run loads them: no model, no
+cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from services.common.loading.user_code import is_import_path, load
+from services.rollout.worker.templates import template_class
+from services.rollout.worker.tools import load_tools
+from trainer.algorithm_names import is_known_loss
+from trainer.config.schema import Config
+from trainer.loop.records.users_metrics import load_metrics
+from trainer.rewards import make_reward, right_at
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part: its key, what the configuration says, and its loading, which raises UserError."""
+
+    key: str
+    value: str
+    load: Callable[[], object]
+
+
+def parts_of(config: Config) -> Iterator[Part]:
+    """Reward, template, tools, metrics, loss and retrievers, as far as a configuration names them."""
+    kind = config.reward.kind
+    yield Part("reward.kind", kind, lambda: right_at(make_reward(kind), config.reward.right_at))
+    template = config.rollout.template
+    yield Part("rollout.template", template, lambda: template_class(template))
+    for name, path in config.rollout.tools.items():
+        yield Part(f"rollout.tools.{name}", path, partial(load_tools, {name: path}))
+    for path in config.trainer.metrics:
+        yield Part("trainer.metrics", path, partial(load_metrics, [path]))
+    loss = config.algorithm.loss
+    if not is_known_loss(loss):
+        yield Part(
+            "algorithm.loss",
+            loss,
+            partial(load, "algorithm.loss", loss, "a function of log-probs and advantages"),
+        )
+    held_out = config.evaluation.retriever
+    indexes = {
+        "retriever.index": config.retriever.index,
+        "evaluation.retriever.index": held_out.index if held_out else None,
+    }
+    for key, index in indexes.items():
+        if index and is_import_path(index):
+            yield Part(key, index, partial(load, key, index, "a function of a query and topk"))
+
+
+def check_parts(config: Config) -> None:
+    """Load all of them. Raises UserError for the first that is not there or fails."""
+    for part in parts_of(config):
+        part.load()
