@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from services.settings import RolloutSettings
 from trainer.commands.work.warm_start import as_batch, compose, run_warm_start, supervised, train_on
 from trainer.config.schema import parse_config
 from trainer.rewards import make_reward
+from trainer.session import waits
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 SETTINGS = RolloutSettings(max_turns=3, max_obs_tokens=400, max_response_tokens=300, max_model_tokens=4000)
@@ -236,6 +238,43 @@ def test_each_pass_takes_every_demonstration_once_in_a_seeded_order(demonstratio
         assert sorted(u for r in learner.rows[:3] for u in r) == sorted(t.uid for t in five)
         orders.append(learner.rows)
     assert orders[0] == orders[1] and orders[0][:3] != orders[0][3:]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(1.0, [1, 10, 20, 24]), (4.0, [1, 4, 7, 10, 13, 16, 19, 20, 23, 24])]
+)
+def test_a_slow_step_is_told_and_quick_ones_every_tenth(demonstrations, seconds, told):
+    learner, said = Counting(), []
+    train_on(
+        learner,
+        demonstrations[:1] * 24,
+        batch=1,
+        epochs=1,
+        seed=0,
+        say=said.append,
+        clock=lambda: seconds * len(learner.rows),
+    )
+    assert [int(line.split()[2]) for line in said] == told
+    assert said[-1] == "warm start 24 of 24: log-prob of a token -0.042"
+
+
+def test_a_step_that_lasts_says_which_one_it_is(demonstrations, monkeypatch):
+    monkeypatch.setattr(waits, "SAY_SECONDS", 0.05)
+    said, heard = [], threading.Event()
+
+    class Slow(Counting):
+        def update(self, batch, llds_lambda):
+            if len(self.rows) == 1:
+                assert heard.wait(30)
+            return super().update(batch, llds_lambda)
+
+    def say(line):
+        said.append(line)
+        if "optimiser step 2 of 3" in line:
+            heard.set()
+
+    train_on(Slow(), demonstrations[:1] * 3, batch=1, epochs=1, seed=0, say=say)
+    assert heard.is_set()
 
 
 def write_world(tmp_path):
