@@ -18,6 +18,8 @@ from services.contracts import Observation, Question
 from services.rollout.worker.plain_text import TextEncoder
 from services.rollout.worker.templates import ParsedAction, make_template
 from services.settings import RolloutSettings
+from trainer.commands.cli import main
+from trainer.commands.work import warm_start
 from trainer.commands.work.warm_start import as_batch, compose, run_warm_start, supervised, train_on
 from trainer.config.schema import parse_config
 from trainer.rewards import make_reward
@@ -256,6 +258,19 @@ def test_a_slow_step_is_told_and_quick_ones_every_tenth(demonstrations, seconds,
     )
     assert [int(line.split()[2]) for line in said] == told
     assert said[-1] == "warm start 24 of 24: log-prob of a token -0.042"
+
+
+def test_the_command_ends_with_what_to_look_at_before_training(tmp_path, monkeypatch, capsys):
+    done = {"demonstrations": 3, "steps": 1, "logp_first": -2.0, "logp_last": -1.0}
+    monkeypatch.setattr(warm_start, "run_warm_start", lambda *args, **more: done)
+    config = tmp_path / "c.yaml"
+    config.write_text(json.dumps(config_of("m", tmp_path).model_dump(by_alias=True, mode="json")))
+    with pytest.raises(SystemExit) as ended:
+        main(["warm-start", "--config", str(config), "--out", "models/warm", "--json"])
+    said = capsys.readouterr()
+    assert ended.value.code == 0, said.err
+    assert json.loads(said.out) == done | {"out": "models/warm"}  # the advice is for people alone
+    assert f"next: unspiral eval --config {config} model.path=models/warm; where its EM is near 1" in said.err
 
 
 def test_a_step_that_lasts_says_which_one_it_is(demonstrations, monkeypatch):

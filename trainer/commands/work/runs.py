@@ -121,6 +121,11 @@ def warm_start(
         say=lambda text: typer.echo(text, err=True),
     )
     typer.echo(ending(f"{taught_in_words(done)}\nwritten to {out}", done | {"out": str(out)}, as_json))
+    typer.echo(
+        f"next: unspiral eval --config {config} model.path={out}; where its EM is near 1 already, training "
+        "has little to teach: take harder questions",
+        err=True,
+    )
 
 
 def evaluate(
