@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -17,9 +18,12 @@ from services.contracts import Observation, Question
 from services.rollout.worker.plain_text import TextEncoder
 from services.rollout.worker.templates import ParsedAction, make_template
 from services.settings import RolloutSettings
+from trainer.commands.cli import main
+from trainer.commands.work import warm_start
 from trainer.commands.work.warm_start import as_batch, compose, run_warm_start, supervised, train_on
 from trainer.config.schema import parse_config
 from trainer.rewards import make_reward
+from trainer.session import waits
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 SETTINGS = RolloutSettings(max_turns=3, max_obs_tokens=400, max_response_tokens=300, max_model_tokens=4000)
@@ -236,6 +240,56 @@ def test_each_pass_takes_every_demonstration_once_in_a_seeded_order(demonstratio
         assert sorted(u for r in learner.rows[:3] for u in r) == sorted(t.uid for t in five)
         orders.append(learner.rows)
     assert orders[0] == orders[1] and orders[0][:3] != orders[0][3:]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(1.0, [1, 10, 20, 24]), (4.0, [1, 4, 7, 10, 13, 16, 19, 20, 23, 24])]
+)
+def test_a_slow_step_is_told_and_quick_ones_every_tenth(demonstrations, seconds, told):
+    learner, said = Counting(), []
+    train_on(
+        learner,
+        demonstrations[:1] * 24,
+        batch=1,
+        epochs=1,
+        seed=0,
+        say=said.append,
+        clock=lambda: seconds * len(learner.rows),
+    )
+    assert [int(line.split()[2]) for line in said] == told
+    assert said[-1] == "warm start 24 of 24: log-prob of a token -0.042"
+
+
+def test_the_command_ends_with_what_to_look_at_before_training(tmp_path, monkeypatch, capsys):
+    done = {"demonstrations": 3, "steps": 1, "logp_first": -2.0, "logp_last": -1.0}
+    monkeypatch.setattr(warm_start, "run_warm_start", lambda *args, **more: done)
+    config = tmp_path / "c.yaml"
+    config.write_text(json.dumps(config_of("m", tmp_path).model_dump(by_alias=True, mode="json")))
+    with pytest.raises(SystemExit) as ended:
+        main(["warm-start", "--config", str(config), "--out", "models/warm", "--json"])
+    said = capsys.readouterr()
+    assert ended.value.code == 0, said.err
+    assert json.loads(said.out) == done | {"out": "models/warm"}  # the advice is for people alone
+    assert f"next: unspiral eval --config {config} model.path=models/warm; where its EM is near 1" in said.err
+
+
+def test_a_step_that_lasts_says_which_one_it_is(demonstrations, monkeypatch):
+    monkeypatch.setattr(waits, "SAY_SECONDS", 0.05)
+    said, heard = [], threading.Event()
+
+    class Slow(Counting):
+        def update(self, batch, llds_lambda):
+            if len(self.rows) == 1:
+                assert heard.wait(30)
+            return super().update(batch, llds_lambda)
+
+    def say(line):
+        said.append(line)
+        if "optimiser step 2 of 3" in line:
+            heard.set()
+
+    train_on(Slow(), demonstrations[:1] * 3, batch=1, epochs=1, seed=0, say=say)
+    assert heard.is_set()
 
 
 def write_world(tmp_path):

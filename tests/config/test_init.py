@@ -5,6 +5,7 @@ import struct
 
 import pytest
 from command_line import run  # noqa: F401
+from places import ROOT
 
 from trainer.commands.init import text_of
 from trainer.config.explain import explain
@@ -67,6 +68,22 @@ def test_what_is_wrong_with_the_questions_is_said_before_a_run(run, files, tmp_p
     (tmp_path / "train.jsonl").write_text('{"title": "a", "text": "b"}\n')
     status, _, err = run("init", *files, "--out", "second.yaml")
     assert status == 0 and "note: train.jsonl: 1 of 1 rows are malformed" in err
+
+
+def test_without_a_gpu_the_values_are_small(tmp_path):
+    text = text_of(135_000_000, 0, model="m", data="d.jsonl", held_out="t", source='corpus: "c"')
+    (tmp_path / "c.yaml").write_text(text)
+    config = load_config(tmp_path / "c.yaml")
+    example = load_config(ROOT / "examples" / "wiki_qa_smollm2.yaml")
+    for key in (
+        *("prompts_per_step", "group_size", "max_turns"),
+        *("max_prompt_tokens", "max_response_tokens", "max_obs_tokens", "max_model_tokens"),
+    ):
+        assert getattr(config.rollout, key) == getattr(example.rollout, key), key
+    assert config.reward.kind == "format" and config.learner.lr == 1e-5 and config.trainer.steps == 3
+    assert config.learner.tokens_per_microbatch >= config.rollout.max_model_tokens
+    on_gpu = text_of(135_000_000, 1, model="m", data="d.jsonl", held_out="t", source='corpus: "c"')
+    assert "max_response_tokens" not in on_gpu and "reward:" not in on_gpu
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,10 @@ def listed(capsys, *arguments):
 
 def test_the_list_says_how_each_is_asked_and_whose_figure_stands_there(capsys):
     out = listed(capsys)
-    assert out.startswith("smollm2-135m  ")
+    assert out.startswith("Checkpoints of the papers.")
+    last = out.splitlines()[-3:]  # stays on the screen
+    assert last[0] == "Models that come in a package, by `unspiral model fetch NAME`:"
+    assert last[2].startswith("smollm2-135m  SmolLM2-135M-Instruct, ") and "269 MB, made from" in last[2]
     block = out[out.index(f"{NAME}: ") :].split("\n\n")[0]
     assert "Qwen2.5-3B-Instruct, GRPO; EM 0.336 (arXiv 2512.04220 v2)" in block
     assert "base Qwen/Qwen2.5-3B-Instruct; rollout.template=search_r1 rollout.reading=search_r1" in block
@@ -35,6 +38,7 @@ def test_the_list_says_how_each_is_asked_and_whose_figure_stands_there(capsys):
     assert "  tags <think> <search> <information> <answer>\n" in block
     assert "not measured here" in out
     whole = json.loads(listed(capsys, "--json"))
+    assert whole["packaged"]["smollm2-135m"]["size"].startswith("269 MB")
     (one,) = (c for c in whole["checkpoints"] if c["hub"] == NAME)
     assert one["published"]["source"] == "arXiv 2512.04220 v2" and not one["published"]["measured_here"]
     assert one["published"]["em"]["nq"] == 0.397 and one["published"]["em"]["macro"] == 0.336

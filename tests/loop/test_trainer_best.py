@@ -29,6 +29,7 @@ from trainer.learner.schedule import lr_factor
 from trainer.loop.run.best import Best
 from trainer.loop.run.sources import compared
 from trainer.session.held_out import check_held_out
+from trainer.session.run import checkpoint_of
 
 
 def factors(batches, per_batch=2, **settings):
@@ -103,6 +104,13 @@ def test_the_best_checkpoint_outlives_newer_ones_and_is_found_by_its_name(tmp_pa
     (run / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match=r"checkpoint best: runs/r keeps none \(see trainer.keep_best\)"):
         find("best")
+    made_by = "no such .*folder; the run kept none: trainer.keep_best=true makes it, by held-out scores"
+    for name in (find, lambda given: checkpoint_of(given, run)):
+        with pytest.raises(UserError, match=f"runs/r/checkpoints/best: {made_by}"):
+            name("runs/r/checkpoints/best")
+    with pytest.raises(UserError) as absent:  # of a run that is not there, nothing is known
+        find("runs/s/checkpoints/best")
+    assert "keep_best" not in str(absent.value)
     best = Best(step=2, score=0.5)
     best.keep(run, TrainerSettings(keep_best=True, keep_checkpoints=1))
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["best", "step_000002", "step_000006"]

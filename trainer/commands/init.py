@@ -36,8 +36,16 @@ def fit(parameters: int, gpus: int) -> Fit:
     """What docs/gpu.md advises for so many parameters on so many GPUs; 0 is a machine without one."""
     if gpus == 0:
         return Fit(
-            ["lr: 1.0e-6", "tokens_per_microbatch: 4096"],
-            ["workers: 1", "kv_cache_gib: 0.5      # memory of the engine's cache"],
+            ["lr: 1.0e-5      # high: three steps are to show something", "tokens_per_microbatch: 2048"],
+            [
+                "workers: 1",
+                "kv_cache_gib: 0.5      # memory of the engine's cache",
+                "max_turns: 2      # these five are small: two cores write a few tokens per second",
+                "max_prompt_tokens: 512",
+                "max_response_tokens: 128      # of a turn",
+                "max_obs_tokens: 256      # of a search's documents",
+                "max_model_tokens: 1408      # of all: prompt, 3 x response, 2 x observation",
+            ],
         )
     learner = ["lr: 1.0e-6"]
     rollout = ["workers: 1" if gpus <= 2 else "workers: all      # each GPU that the learner leaves"]
@@ -76,7 +84,8 @@ def text_of(parameters: int, gpus: int, *, model: str, data: str, held_out: str 
         "rollout:",
         *(f"  {line}" for line in machine.rollout),
         f"  prompts_per_step: {16 if gpus else 4}",
-        "  group_size: 5      # answers per question, compared with each other",
+        f"  group_size: {5 if gpus else 4}      # answers per question, compared with each other",
+        *([] if gpus else ["reward:", "  kind: format      # part marks: a small model has little right"]),
         "learner:",
         *(f"  {line}" for line in machine.learner),
         "  minibatches_per_batch: 2      # LLDS acts from the second optimiser step of a batch on",

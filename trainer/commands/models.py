@@ -1,4 +1,4 @@
-"""`unspiral model list`: models that come in packages, and checkpoints of papers with how they are asked."""
+"""`unspiral model list`: checkpoints of papers with how they are asked, and models that come in packages."""
 
 from __future__ import annotations
 
@@ -21,21 +21,26 @@ def list_command(
         bool, typer.Option("--json", help="Print JSON, with the published score of each set.")
     ] = False,
 ) -> None:
-    """List known models: those that come in packages, and the papers' checkpoints. Of these it says the base,
-    how each is asked, and exact match as published (not measured here)."""
+    """List known models: the papers' checkpoints, then those that come in packages. Of the former it says the
+    base, how each is asked, and exact match as published (not measured here)."""
     if as_json:
-        packaged = {name: {"note": known.note, "folder": _folder(name)} for name, known in KNOWN.items()}
+        packaged = {
+            name: {"note": known.note, "size": known.size, "folder": _folder(name)}
+            for name, known in KNOWN.items()
+        }
         typer.echo(json.dumps({"packaged": packaged, "checkpoints": list(map(facts, CHECKPOINTS))}, indent=1))
         return
-    for name, known in KNOWN.items():
-        typer.echo(f"{name}  {known.note}  [{_folder(name) or 'not fetched'}]")
     typer.echo(
-        "\nCheckpoints of the papers. EM is the average over seven sets as published for that base and "
+        "Checkpoints of the papers. EM is the average over seven sets as published for that base and "
         "method, not measured here;\nwhich release of the weights a paper's row is of is not stated there."
     )
     for one in CHECKPOINTS:
         for line in _lines(one):
             typer.echo(line)
+    # Last, where it stays on the screen: these need neither the hub nor a GPU.
+    typer.echo("\nModels that come in a package, by `unspiral model fetch NAME`:\n")
+    for name, known in KNOWN.items():
+        typer.echo(f"{name}  {known.note}; {known.size}  [{_folder(name) or 'not fetched'}]")
 
 
 def printed(one: Checkpoint) -> Printed | None:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import move, put_folder, readable_as_usual, sync
-from services.common.runs.paths import LATEST, METRICS, is_run, near_run, newest_run, run_folder
+from services.common.runs.paths import BEST, LATEST, METRICS, is_run, near_run, newest_run, run_folder
 from trainer.learner.model.lora import merge
 from trainer.learner.model.model_identity import weights_digest
 
@@ -46,8 +46,6 @@ STATE = "state.json"
 NEEDED = (STATE, "learner.json", "model/config.json", "weights/", "rng/")
 """Files of every checkpoint, and folders that hold at least one."""
 ACCEPTED = "RUN, RUN/checkpoints/step_000010 or latest"
-BEST = "best"
-"""Name of the link to the checkpoint of the best held-out score, also on the command line."""
 _NO_SUCH_JSON = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading a JSON file of a known form raises where it has another, or none."""
 _NAME = re.compile(r"^step_(\d+)(\.old)?$")

@@ -7,6 +7,7 @@ import functools
 import math
 import re
 from collections.abc import Callable
+from inspect import iscoroutinefunction
 from numbers import Real
 from typing import Any
 
@@ -111,7 +112,8 @@ def make_reward(kind: str) -> Reward:
         raise UserError(
             f"reward.kind {kind!r}: expected a function of one trajectory, found {type(found).__name__}"
         )
-
+    if iscoroutinefunction(found) or iscoroutinefunction(getattr(found, "__call__", None)):  # noqa: B004
+        raise UserError(f"reward.kind {kind!r}: is async; expected a plain function of one trajectory")
     return _UsersReward(kind, found)
 
 

@@ -14,6 +14,9 @@ RUNS = Path("runs")
 """Where `latest` looks for runs: the default of `run.dir`."""
 LIKE = 0.6
 """Least share of two names that agrees, by difflib, where one is like the other."""
+CHECKPOINTS = "checkpoints"
+BEST = "best"
+"""Name of the link to the checkpoint of the best held-out score, also on the command line."""
 METRICS = "metrics.jsonl"
 FILES = (METRICS, "events.jsonl", "config.yaml")
 """Files of which a run's folder has at least one."""
@@ -68,8 +71,10 @@ def runs_like(path: Path) -> list[Path]:
 
 
 def near_run(path: Path, runs: Path = RUNS) -> str:
-    """`; did you mean runs/demo-0?` where a run beside the path, or in `runs`, has a name like it; otherwise
-    nothing."""
+    """`; did you mean runs/demo-0?` where a run beside the path, or in `runs`, has a name like it, and what
+    makes `RUN/checkpoints/best`; otherwise nothing."""
+    if path.name == BEST and path.parent.name == CHECKPOINTS and path.parent.is_dir():
+        return "; the run kept none: trainer.keep_best=true makes it, by held-out scores during the run"
     folders = {
         str(f) for place in {path.parent, runs} if place.is_dir() for f in place.iterdir() if is_run(f)
     }

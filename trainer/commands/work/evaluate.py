@@ -20,7 +20,7 @@ from services.contracts import Trajectory
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.learner.checkpoint import export_checkpoint, find
-from trainer.loop.rollouts.held_out import evaluate
+from trainer.loop.rollouts.held_out import evaluate, with_behaviour
 from trainer.loop.run.system import Serving
 from trainer.rewards import make_reward, right_at
 from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
@@ -76,7 +76,7 @@ def run_eval(
             )
             if answers is not None:
                 keep_answers(done, answers)
-            return scores
+            return with_behaviour(scores, done)
 
     return with_weights(config, checkpoint, say, score)
 

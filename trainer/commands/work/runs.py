@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.lazy import LazyModule
@@ -22,7 +21,7 @@ from trainer.commands import completion
 from trainer.commands.options import NAMED, AsJson, ConfigFile, Overrides
 from trainer.commands.terminal import ending, for_people
 from trainer.commands.version import code_versions
-from trainer.commands.work.in_words import run_in_words, scores_in_words, taught_in_words
+from trainer.commands.work.in_words import overall_in_words, run_in_words, scores_in_words, taught_in_words
 from trainer.config.schema import Config, load_config
 from trainer.data import models
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
@@ -122,6 +121,11 @@ def warm_start(
         say=lambda text: typer.echo(text, err=True),
     )
     typer.echo(ending(f"{taught_in_words(done)}\nwritten to {out}", done | {"out": str(out)}, as_json))
+    typer.echo(
+        f"next: unspiral eval --config {config} model.path={out}; where its EM is near 1 already, training "
+        "has little to teach: take harder questions",
+        err=True,
+    )
 
 
 def evaluate(
@@ -171,8 +175,8 @@ def evaluate(
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Score held-out questions by greedy decoding: exact match and F1 for each data source, every row
-    once. `unspiral eval compare A B` compares what --suite has written."""
+    """Score held-out questions by greedy decoding: exact match, F1, searches and the share answered for each
+    data source, every row once. `unspiral eval compare A B` compares what --suite has written."""
     settings = load_config(config, overrides or [])
     if suite is not None:
         if answers is not None or as_json:
@@ -214,11 +218,7 @@ def evaluate(
     text = json.dumps(scores, indent=1)
     if out:
         write_atomically(out, text + "\n")
-        overall = scores["overall"]
-        typer.echo(
-            f"EM {overall['em']:.3f}  F1 {overall['f1']:.3f}  ({counted(overall['n'], 'question')}), "
-            f"written to {out}"
-        )
+        typer.echo(f"{overall_in_words(scores)}, written to {out}")
     else:
         typer.echo(scores_in_words(scores) if for_people(as_json) else text)
 

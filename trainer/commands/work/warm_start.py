@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -50,9 +51,12 @@ from trainer.rewards import normalize
 from trainer.session.preflight import check_prompts, check_retrievers
 from trainer.session.ray_watch import leave_without_ray, ray_watched
 from trainer.session.startup import connect_ray, leave_ray, retriever_address
+from trainer.session.waits import told
 
 Search = Callable[[str], Awaitable[list[Hit]]]
 SEARCHES_AT_ONCE = 32
+TELL_SECONDS = 10.0
+"""Steps that end so long after the last line get one of their own."""
 
 
 async def demonstration(
@@ -192,19 +196,24 @@ def train_on(
     epochs: int,
     seed: int,
     say: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
 ):
     """Passes over the demonstrations in a seeded order, `batch` of them in each optimiser step. Returns the
     mean log-prob of an action token in the first and in the last step (before it was taken)."""
     rng = random.Random(seed)
-    means = []
+    means: list[float] = []
+    told_at = clock()
     steps = epochs * math.ceil(len(demonstrations) / batch)
     for _ in range(epochs):
         order = rng.sample(demonstrations, len(demonstrations))
         for start in range(0, len(order), batch):
             tokens = as_batch(order[start : start + batch])
-            result = learner.update(tokens, llds_lambda=0.0)
+            with told(say, f"optimiser step {len(means) + 1} of {steps}"):
+                result = learner.update(tokens, llds_lambda=0.0)
             means.append(float(result.logp_old[tokens.action_ids >= 0].mean(dtype=np.float64)))
-            if len(means) in (1, steps) or len(means) % 10 == 0:
+            slow = clock() - told_at >= TELL_SECONDS
+            if slow or len(means) in (1, steps) or len(means) % 10 == 0:
+                told_at = clock()
                 say(f"warm start {len(means)} of {steps}: log-prob of a token {means[-1]:+.3f}")
     return means[0], means[-1]
 

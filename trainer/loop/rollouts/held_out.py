@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from services.contracts import Question, Trajectory, TrajectoryRequest
 from services.likelihood.metrics.verdicts import is_right, known_rewards
 from services.rollout.pool.pool import RolloutPool
 from trainer.loop.rollouts.sampling import seed_of
-from trainer.rewards import Reward, make_reward
+from trainer.rewards import Reward, final_answer, make_reward
 
 
 def scores_of(trajectories: list[Trajectory], reward: Reward | None, right_at: float) -> dict[str, Any]:
@@ -35,6 +35,25 @@ def scores_of(trajectories: list[Trajectory], reward: Reward | None, right_at: f
     return {
         "overall": mean([row for rows in by_source.values() for row in rows]),
         "sources": {name: mean(rows) for name, rows in sorted(by_source.items())},
+    }
+
+
+def with_behaviour(scores: dict[str, Any], trajectories: Iterable[Trajectory]) -> dict[str, Any]:
+    """`scores_of`, each part with `searches` (mean per question) and `answered` (share of trajectories that
+    end with a complete answer): a model that does not write the tags scores 0, and so does one that is
+    wrong."""
+    by_source: dict[str, list[tuple[int, bool]]] = defaultdict(list)
+    for t in trajectories:
+        by_source[t.question.data_source].append((t.searches, final_answer(t) is not None))
+
+    def mean(rows: list[tuple[int, bool]]) -> dict[str, float]:
+        n = max(1, len(rows))
+        return {"searches": sum(r[0] for r in rows) / n, "answered": sum(r[1] for r in rows) / n}
+
+    whole = [row for rows in by_source.values() for row in rows]
+    return {
+        "overall": scores["overall"] | mean(whole),
+        "sources": {name: part | mean(by_source[name]) for name, part in scores["sources"].items()},
     }
 
 

@@ -1,0 +1,129 @@
+"""A reward that asks a service, as docs/extend.md shows it: what a run gets from it in each case."""
+
+import asyncio
+import json
+import math
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+from examples.extend import judge
+
+from services.common.errors import UserError
+from services.contracts import Action, Question, Trajectory
+from trainer.config.schema import parse_config
+from trainer.loop.rollouts.sampling import BatchSampler
+from trainer.rewards import make_reward
+
+PATH = "examples.extend.judge:judged"
+SAID = {
+    "Rome": (200, b'{"score": 0.75}'),
+    "Lima": (503, b"busy"),
+    "Bern": (200, b'{"verdict": "good"}'),
+    "Oslo": (200, b'{"score": NaN}'),
+}
+
+
+def answering(text):
+    question = Question("q", "where?", ("Rome",), "nq")
+    return Trajectory("u7", "g", question, [1], [Action([1], [-0.5], 0, "answer", text)], "answer")
+
+
+@pytest.fixture
+def service(monkeypatch):
+    """The judge, on a port of its own. It never answers about Hull, until the test is over."""
+    over = threading.Event()
+    asked = []
+
+    class Judge(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append((self.path, body))
+            if body["answer"] == "Hull":
+                over.wait(30)
+                return
+            status, said = SAID[body["answer"]]
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        def log_message(self, *words):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    with httpx.Client(base_url=url, timeout=10.0, trust_env=False) as client:
+        monkeypatch.setattr(judge, "CLIENT", client)
+        yield asked
+    over.set()
+    server.shutdown()
+    server.server_close()
+
+
+def of(text):
+    return make_reward(PATH)(answering(f"<answer> {text} </answer>"))
+
+
+def test_the_score_is_that_of_the_service_and_no_answer_asks_nobody(service):
+    assert of("Rome") == 0.75
+    assert service == [("/judge", {"question": "where?", "answer": "Rome"})]
+    assert make_reward(PATH)(answering("I do not know")) == 0.0 and len(service) == 1
+
+
+def test_a_judge_that_is_busy_hangs_or_is_away_leaves_the_trajectory_out(service, monkeypatch):
+    assert of("Lima") is None
+    with httpx.Client(base_url=judge.CLIENT.base_url, timeout=1.0, trust_env=False) as hasty:
+        monkeypatch.setattr(judge, "CLIENT", hasty)
+        assert of("Hull") is None
+    with httpx.Client(base_url="http://127.0.0.1:1", timeout=10.0, trust_env=False) as nobody:
+        monkeypatch.setattr(judge, "CLIENT", nobody)
+        assert of("Rome") is None
+
+
+def test_nan_is_no_score_and_an_answer_without_one_ends_the_run_in_one_line(service):
+    assert math.isnan(of("Oslo"))
+    with pytest.raises(
+        UserError, match=r"judge:judged': on trajectory u7: KeyError: 'score' \(.*line \d+\)"
+    ) as e:
+        of("Bern")
+    assert "\n" not in str(e.value)
+
+
+def test_a_batch_is_scored_one_after_the_other_in_one_thread_and_none_is_nan():
+    begun = []
+    lasting = threading.Lock()
+
+    def reward(trajectory):
+        assert lasting.acquire(blocking=False), "two calls at once"
+        begun.append(threading.get_ident())
+        lasting.release()
+        return (None, math.nan, math.inf, 0.5)[len(begun) - 1]
+
+    raw = {"model": {"path": "m"}, "data": {"train": "t"}, "retriever": {"corpus": "c"}}
+    sampler = BatchSampler(parse_config(raw), None, None, reward)
+    earned = asyncio.run(sampler.earned([answering("x")] * 4))
+    assert [math.isfinite(value) for value in earned] == [False, False, False, True] and earned[3] == 0.5
+    assert len(set(begun)) == 1 and begun[0] != threading.get_ident()
+    assert sampler.highest == 0.5
+
+
+async def later(trajectory):
+    return 1.0
+
+
+class Later:
+    async def __call__(self, trajectory):
+        return 1.0
+
+
+ready = Later()
+
+
+@pytest.mark.parametrize("name", ["later", "ready"])
+def test_an_async_reward_is_refused_before_anything_is_sampled(name):
+    with pytest.raises(UserError, match=f"reward.kind 'test_reward_service:{name}': is async"):
+        make_reward(f"test_reward_service:{name}")
