@@ -40,7 +40,7 @@ def fit(parameters: int, gpus: int) -> Fit:
             [
                 "workers: 1",
                 "kv_cache_gib: 0.5      # memory of the engine's cache",
-                "max_turns: 2      # these five are small: two cores write a few tokens per second",
+                "max_turns: 2      # these five are small, so that a step ends in minutes",
                 "max_prompt_tokens: 512",
                 "max_response_tokens: 128      # of a turn",
                 "max_obs_tokens: 256      # of a search's documents",
