@@ -127,7 +127,7 @@ print("saw", asyncio.run(seen()))
     environment.pop("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", None)
     for _ in range(3):  # Ray may lose a worker that starts on a busy machine; that is not asked here
         done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=90
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=200
         )
         if done.returncode == 0:
             break
