@@ -16,7 +16,6 @@ one.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections import Counter
@@ -27,7 +26,7 @@ import httpx
 import numpy as np
 import psutil
 
-from benchmarks.retriever import all_cpu_seconds, machine, posts, read_questions, server
+from benchmarks.retriever import all_cpu_seconds, machine, posts, read_questions, server, tell
 from benchmarks.retriever_load.http_load import load
 from retriever_service.bm25.packed.blocks import unpack_list
 from retriever_service.bm25.packed.search import PackedRanker
@@ -134,10 +133,6 @@ def main() -> None:
     args = parser.parse_args()
     asked = read_questions(args.questions)
     some = [question["question"] for question in asked[:: max(1, len(asked) // args.exact)]][: args.exact]
-
-    def tell(what: str, found: dict) -> None:
-        load_average = round(os.getloadavg()[0], 1)
-        print(json.dumps({"what": what, **found, "load_average": load_average}), flush=True)
 
     tell("machine", {"name": machine(), "index": str(args.index)})
     # The first start compiles what the cache does not have.

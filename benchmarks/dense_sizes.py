@@ -12,8 +12,6 @@ without encoding. Memory is of that process: its own, and with mapped pages. A b
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import subprocess
 import sys
 import time
@@ -26,7 +24,7 @@ import numpy as np
 import psutil
 
 from benchmarks.made_vectors import CHUNK, Made
-from benchmarks.retriever import machine
+from benchmarks.retriever import machine, tell
 from benchmarks.retriever_load.http_load import load, post
 from retriever_service.dense.build import make_type
 from retriever_service.dense.exact import FILE, write_exact
@@ -205,9 +203,6 @@ def main() -> None:
     if args.serve is not None:
         serve(args.work, args.vectors, args.serve)
         return
-
-    def tell(what: str, found: dict) -> None:
-        print(json.dumps({"what": what, **found, "load_average": round(os.getloadavg()[0], 1)}), flush=True)
 
     args.work.mkdir(parents=True, exist_ok=True)
     tell("machine", {"name": machine()})

@@ -51,6 +51,12 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, {name}, load {os.getloadavg()[0]:.1f} before the run"
 
 
+def tell(what: str, found: dict) -> None:
+    """Print one measurement as a line of JSON, with the machine's load at that moment."""
+    load_average = round(os.getloadavg()[0], 1)
+    print(json.dumps({"what": what, **found, "load_average": load_average}), flush=True)
+
+
 def read_questions(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
