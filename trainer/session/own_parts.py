@@ -52,7 +52,7 @@ def parts_of(config: Config) -> Iterator[Part]:
             yield Part(key, index, partial(load, key, index, "a function of a query and topk"))
 
 
-def check_parts(config: Config) -> None:
+def load_parts(config: Config) -> None:
     """Load all of them. Raises UserError for the first that is not there or fails."""
     for part in parts_of(config):
         part.load()
