@@ -51,6 +51,7 @@
   const wide = node("div", { class: "wide" }, node("table", {}, node("thead", {}, node("tr", {}, ...columns)), body));
   const bar = node("div", { class: "run-bar filters" });
   const search = node("label", { class: "search" }, "Search ", find);
+  const more = node("button", { type: "button", onclick: () => ((withHidden = !withHidden), U.drawRuns(U.app.list, U.app.loaded)) });
 
   function placed(info, run) {
     const made = row(info, run);
@@ -74,7 +75,7 @@
     const shown = list.filter((info) => chosen.has(info.run) || ((withHidden || !info.hidden) && fits(info)));
     rows = new Map(shown.map((info) => [info.run, placed(info, chosen.get(info.run))]));
     U.redraw(body, ...rows.values());
-    const more = node("button", { type: "button", "data-keep": "hidden runs", onclick: () => ((withHidden = !withHidden), U.drawRuns(U.app.list, U.app.loaded)) }, withHidden ? "Leave hidden runs out" : `Show ${hidden.length} hidden`);
+    more.textContent = withHidden ? "Leave hidden runs out" : `Show ${hidden.length} hidden`;
     U.redraw(bar, list.length > MANY || wanted ? search : null, hidden.length || withHidden ? more : null);
     U.redraw($("runs"), bar, wide);
   };
