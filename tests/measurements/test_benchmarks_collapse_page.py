@@ -141,4 +141,4 @@ def test_the_readme_says_what_the_plan_s_rule_found():
         assert f"({'95 % interval ' if control == 'grpo' else ''}{low:+.2f} to {high:+.2f})" in said
     assert "*refuted*" in said and "Refuted:" in verdict(results)
     probe = paired(results, "llds_0.5", "grpo", "probe_fall")
-    assert "LLDS did hold the likelihood of right answers" in said and probe.high < 0
+    assert "With LLDS the likelihood of right answers fell less." in said and probe.high < 0
