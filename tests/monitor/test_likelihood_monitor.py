@@ -269,6 +269,10 @@ def test_a_trainer_that_knows_no_rewards_gets_neither_a_dead_batch_nor_an_alarm_
     assert replay(run)[1] == []
 
 
+OF_ITS_DAY = {"confidence": "sure", "advice": "advice"}
+"""What an alarm that stands keeps from the version that raised it."""
+
+
 def test_a_state_of_an_earlier_day_is_taken_up():
     run = lab("grpo_1")
     earlier = json.loads((LAB.parent / "monitor_state_grpo_1_step_30.json").read_text())
@@ -276,8 +280,9 @@ def test_a_state_of_an_earlier_day_is_taken_up():
     monitor.load_state_dict(earlier)
     for metrics in run[:31]:
         today.update(metrics)
+    of_that_day = {name: earlier["open"]["likelihood"][key] for name, key in OF_ITS_DAY.items()}
     assert [a.as_dict() for a in monitor.open.values()] == [
-        a.as_dict() | {"confidence": earlier["open"]["likelihood"]["sure"]} for a in today.open.values()
+        a.as_dict() | of_that_day for a in today.open.values()
     ]
     for metrics in run[31:]:
         old, new = monitor.update(metrics), today.update(metrics)

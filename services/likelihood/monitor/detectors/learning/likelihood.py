@@ -39,8 +39,8 @@ class Likelihood(OfTheFall):
     rule = "likelihood"
     reads = READS
     advice = (
-        "Switch LLDS on or raise algorithm.llds.lambda, halve learner.lr, or go back to a checkpoint from "
-        "before step {since}."
+        "Halve learner.lr, or go back to a checkpoint from before step {since}. As a second line switch LLDS "
+        "on, or raise algorithm.llds.lambda."
     )
 
     def stands(self) -> bool:
