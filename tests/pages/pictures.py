@@ -123,6 +123,11 @@ def views(url: str, runs: list[Path]) -> list[View]:
     at = f"/runs/{one}/steps/{alarm['step']}"
     curve = "figure:not([hidden]) canvas"
 
+    def unfolded(page: Page) -> None:
+        figure = page.locator("figure", has_text="Time of a step")
+        figure.locator("summary").click()
+        figure.locator("td").first.wait_for()
+
     def enter(page: Page) -> None:
         page.get_by_role("button", name="Control this run").click()
         page.get_by_label("API token for control").fill(TOKEN)
@@ -135,6 +140,9 @@ def views(url: str, runs: list[Path]) -> list[View]:
         View("both", f"/#runs={both}", curve),
         View("pinned", f"/#runs={one}&pin={alarm['step']}", "#pinned .pin-head"),
         View("about", f"/#runs={both}&tab=about", ".configuration"),
+        View("scores", f"/#runs={both}&tab=evaluations", "table.evaluations"),
+        View("full", f"/#runs={both}&full=Time%20of%20a%20step", "figure.full canvas"),
+        View("values", f"/#runs={both}&others=1", curve, unfolded),
         View("change", f"/#runs={one}", curve, lambda p: p.get_by_label(f"Change {one}").click()),
         View("login", "/", "input[type=password]", token=True),
         View("control", f"/#runs={runs[-1].name}", "#control .control-state", enter, token=True),

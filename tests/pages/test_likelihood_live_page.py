@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import httpx
 import pytest
-from chromium import CHROMIUM
+from chromium import CHROMIUM, until
 from places import DATA
+from playwright.sync_api import expect
 
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 
@@ -23,15 +25,6 @@ def post(server, run, metrics, headers=None):
     metrics = dict(metrics)
     body = {"step": metrics.pop("step"), "metrics": metrics}
     httpx.post(f"{server.url}/v1/runs/{run}/steps", json=body, headers=headers).raise_for_status()
-
-
-def until(page, expression, seconds=10):
-    """The page's own policy forbids eval, which wait_for_function needs."""
-    for _ in range(10 * seconds):
-        if page.evaluate(expression):
-            return
-        page.wait_for_timeout(100)
-    raise TimeoutError(f"not true within {seconds} s: {expression}")
 
 
 @pytest.fixture
@@ -58,10 +51,9 @@ def test_the_live_page_updates_shows_phases_and_alarms_and_overlays_runs(tmp_pat
     page.goto(server.url)
     page.wait_for_selector("figure:not([hidden]) canvas")
     row = page.locator("#runs tr", has_text="falls")
-    assert (
-        row.get_by_role("checkbox").is_checked() and "healthy" in row.inner_text()
-    )  # the run that was updated last
-    assert not page.locator("#alarm-panel").is_visible()
+    expect(row.get_by_role("checkbox")).to_be_checked()  # the run that was updated last
+    expect(row).to_contain_text("healthy")
+    expect(page.locator("#alarm-panel")).to_be_hidden()
     page.wait_for_selector(".status.live")
 
     for metrics in fall[12:40]:
@@ -69,42 +61,30 @@ def test_the_live_page_updates_shows_phases_and_alarms_and_overlays_runs(tmp_pat
     page.wait_for_selector("#runs tr:has-text('falls') .chip:has-text('collapsed')", timeout=10_000)
     page.wait_for_selector("#alarm-panel .alarm")
     row.get_by_text(str(fall[39]["step"]), exact=True).first.wait_for()  # the last post is drawn
-    assert "nats a token" in page.locator("#alarms").inner_text()
+    expect(page.locator("#alarms")).to_contain_text("nats a token")
     stands = page.locator("#lanes .lane.rule", has_text="likelihood").locator("button").last
-    assert stands.get_attribute("aria-label").startswith("alarm, steps")
+    expect(stands).to_have_attribute("aria-label", re.compile("^alarm, steps"))
+    page.evaluate("Unspiral.MARKED = 600000")  # until this test says otherwise
     stands.click()
-    page.locator("figure.pointed", has_text="Lag probe").wait_for(timeout=4_000)
-    assert page.locator("figure.pointed", has_text="Lag probe").count() == 1
+    expect(page.locator("figure.pointed", has_text="Lag probe")).to_have_count(1)
     post(server, "falls", fall[40])
     row.get_by_text(str(fall[40]["step"]), exact=True).first.wait_for()
-    assert page.locator("figure.pointed").count() == 1  # a redraw leaves the mark where it was
-    page.wait_for_selector("figure.pointed", state="detached", timeout=8_000)
-
-    stands = page.locator("#lanes .lane.rule", has_text="likelihood").locator("button").last
-    stands.hover()
-    page.mouse.down()
-    post(server, "falls", fall[41])
-    row.get_by_text(str(fall[41]["step"]), exact=True).first.wait_for()
-    page.mouse.up()  # the click counts, though the lanes were due to be drawn anew within it
-    page.locator("figure.pointed", has_text="Lag probe").wait_for(timeout=4_000)
-    page.wait_for_selector(f"#lanes button[aria-label*='to {fall[41]['step']}:']")  # and then they are
-    stands.hover()
-    page.mouse.down()
-    page.evaluate("window.dispatchEvent(new Event('blur'))")  # the release is never told
-    post(server, "falls", fall[42])
-    page.wait_for_selector(f"#lanes button[aria-label*='to {fall[42]['step']}:']")
-    page.mouse.up()
-    assert page.locator("#alarms details[open]", has_text="likelihood").count() >= 1
-    assert "not recorded: " in page.locator("#lane-key").inner_text()
-    bar = page.locator("#timeline .bar").first.get_attribute("aria-label")
-    assert "decay" in bar and "collapsed" in bar
+    page.wait_for_selector(f"#lanes button[aria-label*='to {fall[40]['step']}:']")
+    expect(page.locator("figure.pointed")).to_have_count(1)  # a redraw leaves the mark where it was
+    page.evaluate("Unspiral.MARKED = 1")
+    stands.click()
+    expect(page.locator("figure.pointed")).to_have_count(0)
+    expect(page.locator("#alarms details[open]", has_text="likelihood").first).to_be_attached()
+    expect(page.locator("#lane-key")).to_contain_text("not recorded: ")
+    bar = page.locator("#timeline .bar").first
+    expect(bar).to_have_attribute("aria-label", re.compile("decay.*collapsed"))
     lag = page.locator("figure", has_text="Lag probe").first
-    assert lag.locator(".plot").get_attribute("aria-label").startswith("Lag probe")
+    expect(lag.locator(".plot")).to_have_attribute("aria-label", re.compile("^Lag probe"))
 
     page.get_by_role("checkbox", name="held").check()
     page.wait_for_selector("#timeline .lane:nth-child(2) .bar")
-    assert lag.locator(".legend button").count() == 2
-    assert page.evaluate("location.hash") == "#runs=falls,held"
+    expect(lag.locator(".legend button")).to_have_count(2)
+    expect(page).to_have_url(re.compile("#runs=falls,held$"))
 
     lag.scroll_into_view_if_needed()  # the click on the lane has led to the alarm
     box = lag.locator(".plot").bounding_box()
@@ -179,7 +159,7 @@ def test_with_a_token_the_page_asks_for_it_and_then_works(tmp_path, browser):
     page.goto(server.url)
     page.get_by_label("API token").fill("wrong")
     page.get_by_role("button").click()
-    assert "not the token" in page.get_by_role("alert").inner_text()
+    expect(page.get_by_role("alert")).to_contain_text("not the token")
     page.get_by_label("API token").fill("s3cret")
     page.get_by_role("button").click()
     page.wait_for_selector("figure:not([hidden]) canvas")

@@ -70,8 +70,9 @@ def add_evaluation_routes(app: FastAPI, folder: Path | None) -> None:
         none = "<p>None is in the run's folder. <code>unspiral eval --suite search7</code> makes one.</p>"
         text = (
             '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Evaluations</title>'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
             "<style>:root { color-scheme: light dark }"
-            "body { font: 15px system-ui, sans-serif; margin: 2rem }"
+            "body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem; overflow-wrap: anywhere }"
             f'</style></head><body><p><a href="{back}">Unspiral</a></p>'
             f"<h1>Evaluations of {html.escape(run)}</h1>"
             f"{f'<ul>{links}</ul>' if names else none}</body></html>"

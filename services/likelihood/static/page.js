@@ -8,7 +8,8 @@
 
   const app = {
     list: [],
-    loaded: [], // the chosen runs, as they are
+    wanted: [], // the names of the chosen runs
+    loaded: [], // these runs, as they are
     selected: [], // as they are drawn: differences, where a run is taken from the others
     window: null,
     view: U.readAddress(),
@@ -53,8 +54,15 @@
     },
 
     async select(names) {
-      const wanted = names.slice(0, MOST_RUNS);
-      const loaded = await Promise.all(wanted.map((name) => source.load(name, this.window)));
+      const wanted = (this.wanted = names.slice(0, MOST_RUNS));
+      const turn = (this.turn = (this.turn || 0) + 1);
+      let loaded;
+      do {
+        // Asked for again after a press: steps that came meanwhile are in it.
+        await U.press.over();
+        loaded = await Promise.all(wanted.map((name) => source.load(name, this.window)));
+      } while (U.press.on);
+      if (turn !== this.turn) return; // they were chosen anew meanwhile
       this.loaded = loaded.filter(Boolean);
       this.paint();
       this.remember();
@@ -90,6 +98,7 @@
     },
 
     forget(name) {
+      this.wanted = this.wanted.filter((n) => n !== name);
       this.loaded = this.loaded.filter((r) => r.run !== name);
     },
 
@@ -99,8 +108,7 @@
     },
 
     toggle(name) {
-      const names = this.loaded.map((r) => r.run);
-      return this.select(names.includes(name) ? names.filter((n) => n !== name) : [...names, name]);
+      return this.select(this.wanted.includes(name) ? this.wanted.filter((n) => n !== name) : [...this.wanted, name]);
     },
 
     range() {
@@ -118,7 +126,7 @@
       if (this.window && this.window[1] - this.window[0] < 2) this.window = before;
       if (!this.window) this.whole = null;
       $("unzoom").hidden = !this.window;
-      if (source.live) return this.select(this.loaded.map((r) => r.run));
+      if (source.live) return this.select(this.wanted);
       this.remember();
       this.draw();
     },
@@ -192,7 +200,8 @@
 
     soon() {
       if (this.due) return;
-      this.due = setTimeout(() => {
+      this.due = setTimeout(async () => {
+        await U.press.over();
         this.due = null;
         this.draw();
       }, 400);
@@ -204,7 +213,7 @@
         this.rereading = null;
         try {
           await this.readRuns();
-          const names = this.loaded.map((r) => r.run).filter((n) => this.list.some((r) => r.run === n));
+          const names = this.wanted.filter((n) => this.list.some((r) => r.run === n));
           await this.select(names.length ? names : source.preselected(this.list, []));
         } catch {
           status(true);
@@ -301,7 +310,7 @@
     const head = node("tr", {}, node("th", { scope: "col" }, "Key"), ...names.map((n) => node("th", { scope: "col" }, n)));
     const body = rows.map((r) => node("tr", {}, node("th", { scope: "row" }, r.key), ...r.values.map((v) => node("td", {}, v === null ? "–" : JSON.stringify(v).replace(/^"|"$/g, "")))));
     const table = node("table", { class: "facts" }, node("thead", {}, head), node("tbody", {}, ...body));
-    $("differences").replaceChildren(node("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "What differs" }, table));
+    $("differences").replaceChildren(U.wide("What differs", table));
   }
 
   U.app = app;

@@ -49,7 +49,13 @@
     now() {
       return Date.now() / 1000 + this.ahead;
     }
+    // What was asked for is drawn when it comes: it comes after a press that goes on.
     async get(path) {
+      const found = await this.ask(path);
+      await U.press.over();
+      return found;
+    }
+    async ask(path) {
       const answer = await fetch(path, { credentials: "same-origin" });
       const date = Date.parse(answer.headers.get("date"));
       if (date) this.ahead = Math.abs(date - Date.now()) < 2000 ? 0 : (date - Date.now()) / 1000;
@@ -68,15 +74,15 @@
       const at = `/v1/runs/${encodeURIComponent(name)}`;
       const part = range ? `&first=${Math.max(0, Math.floor(range[0]))}&last=${Math.max(0, Math.ceil(range[1]))}` : "";
       const [summary, series, phase, alarms, events, sampled, about, evaluations, headline] = await Promise.all([
-        this.get(`${at}/summary`),
-        this.get(`${at}/series?points=${POINTS}${part}`),
-        this.get(`${at}/phase`),
-        this.get(`${at}/alarms`),
-        this.get(`${at}/events?limit=200`),
-        this.get(`${at}/samples`),
-        this.get(`${at}/about`),
-        this.get(`${at}/evaluations`).catch(() => []), // a service that is made without a folder has no such route
-        range ? this.get(`${at}/series?points=${POINTS}&names=${HEADLINE}`) : null, // the first screen tells of the whole run
+        this.ask(`${at}/summary`),
+        this.ask(`${at}/series?points=${POINTS}${part}`),
+        this.ask(`${at}/phase`),
+        this.ask(`${at}/alarms`),
+        this.ask(`${at}/events?limit=200`),
+        this.ask(`${at}/samples`),
+        this.ask(`${at}/about`),
+        this.ask(`${at}/evaluations`).catch(() => []), // a service that is made without a folder has no such route
+        range ? this.ask(`${at}/series?points=${POINTS}&names=${HEADLINE}`) : null, // the first screen tells of the whole run
       ]);
       return { ...summary, series, about, evaluations, headline, bands: phase.bands, phase: phase.phase, since: phase.since, alarms, events, sampled };
     }

@@ -1,4 +1,4 @@
-// Drawing anew without taking the keyboard's place away.
+// Drawing anew without taking the keyboard's place away, or a press that is not over yet.
 (() => {
   "use strict";
   const U = window.Unspiral;
@@ -34,4 +34,47 @@
     (next || root).focus({ preventScroll: true });
     if (next === held && typed) held.setSelectionRange(...typed);
   };
+
+  // A press is a pointer or the space bar between down and up. A browser makes no click of it where what was pressed has been taken
+  // away meanwhile: what the page draws by itself waits for its end. `most`: milliseconds after which nothing waits for it any more.
+  const down = new Map(); // by pointer or key: since when
+  const waiting = new Set();
+  const CLICK = 50; // milliseconds after its end within which its click has come, that of a finger too
+  const SPACE = " ";
+  const spaceIsTyped = "input:not([type=checkbox], [type=radio]), select, textarea";
+  U.press = {
+    most: 10_000,
+    get on() {
+      return [...down.values()].some((since) => performance.now() - since < this.most);
+    },
+    // Ends at once where nothing is pressed.
+    over() {
+      if (!this.on) return Promise.resolve();
+      return new Promise((done) => {
+        const goOn = () => {
+          clearTimeout(limit);
+          waiting.delete(goOn);
+          done();
+        };
+        const limit = setTimeout(goOn, this.most);
+        waiting.add(goOn);
+      });
+    },
+  };
+  const begin = (name) => down.set(name, performance.now());
+  function end(name) {
+    if (name === undefined) down.clear();
+    else down.delete(name);
+    if (!down.size) for (const goOn of waiting) setTimeout(goOn, CLICK);
+  }
+
+  const hear = (kind, does) => document.addEventListener(kind, does, { capture: true, passive: true });
+  hear("pointerdown", (e) => e.button !== 2 && begin(e.pointerId));
+  for (const kind of ["pointerup", "pointercancel"]) hear(kind, (e) => end(e.pointerId));
+  hear("keydown", (e) => e.key === SPACE && !e.repeat && !e.target.matches?.(spaceIsTyped) && begin(SPACE));
+  hear("keyup", (e) => e.key === SPACE && end(SPACE));
+  // A release outside of the window, or over a menu, is not always told.
+  hear("pointermove", (e) => !e.buttons && down.has(e.pointerId) && end(e.pointerId));
+  hear("visibilitychange", () => end());
+  window.addEventListener("blur", () => end());
 })();

@@ -36,6 +36,14 @@ tr.part th { text-align: left; padding-top: 1rem; }
 tr.part span { position: sticky; left: .6rem; display: inline-block; max-width: calc(100vw - 3.5rem);
   white-space: normal; }
 small { display: block; color: var(--soft); font-weight: normal; }
+thead tr:first-child th { text-align: center; border-bottom-width: 1px; }
+.sideways { display: none; color: var(--soft); font-size: .87rem; }
+@media (max-width: 1000px) {
+  .sideways { display: block; }
+  tbody td:first-child { position: sticky; left: 0; background: Canvas; white-space: normal;
+    min-width: 7.5rem; max-width: 9rem; }
+  tr.ours td:first-child { background: linear-gradient(var(--ours), var(--ours)), Canvas; }
+}
 """
 
 
@@ -60,7 +68,9 @@ def page(results: Sequence[dict[str, Any]]) -> str:
         "<h1>Exact match on seven sets</h1>"
         "<p>The papers' protocols differ from these and from each other: compare within a part of the table "
         "first.</p>"
-        f'<div class="wide"><table><thead><tr>{above}</tr><tr><th></th>{heads}</tr></thead>'
+        '<p class="sideways">The table scrolls sideways: more columns →</p>'
+        '<div class="wide" tabindex="0" role="region" aria-label="Exact match">'
+        f"<table><thead><tr>{above}</tr><tr><th></th>{heads}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>{described}</body></html>\n"
     )
 

@@ -391,7 +391,7 @@
       for (let i = 0; i < data[0].length; i += stepSize) {
         rows.push(node("tr", {}, node("th", { scope: "row" }, String(data[0][i])), ...columns.map((at) => node("td", { class: "n" }, number(data[at][i])))));
       }
-      this.table.lastElementChild.replaceChildren(node("table", {}, node("thead", {}, head), node("tbody", {}, ...rows)));
+      U.redraw(this.table.lastElementChild, U.wide(`Values of ${this.definition.title}`, node("table", {}, node("thead", {}, head), node("tbody", {}, ...rows))));
     }
 
     key(event) {
@@ -418,7 +418,7 @@
     }
 
     height() {
-      return this.figure.classList.contains("full") ? Math.max(HEIGHT, innerHeight - 190) : HEIGHT;
+      return this.figure.classList.contains("full") ? Math.max(HEIGHT, this.plot.clientHeight) : HEIGHT; // what title and legend leave
     }
 
     resize() {

@@ -52,14 +52,15 @@
 
   U.showAlarm = show;
 
-  // One curve is marked at a time, for 4 s from the last click; each redraw sets the mark again.
+  U.MARKED = 4000; // milliseconds from the last click for which a curve is marked
+  // One curve is marked at a time; each redraw sets the mark again.
   let pointed = null;
   let unmark;
   function point(metric) {
     clearTimeout(unmark);
     pointed = metric;
     mark();
-    if (metric !== null) unmark = setTimeout(() => point(null), 4000);
+    if (metric !== null) unmark = setTimeout(() => point(null), U.MARKED);
   }
 
   function mark() {
@@ -68,24 +69,11 @@
     figure?.classList.add("pointed");
   }
 
-  // A redraw between press and release would take the pressed button away, and with it the click.
-  let pressed = false;
-  let waiting = null;
-  document.addEventListener("pointerdown", (e) => {
-    pressed = e.button === 0 && $("lanes").contains(e.target);
-  });
-  function released() {
-    pressed = false;
-    if (waiting) setTimeout(() => waiting && U.drawLanes(...waiting)); // after the click that follows
-  }
-  for (const end of ["pointerup", "pointercancel", "visibilitychange"]) document.addEventListener(end, released);
-  // A release outside of the window, or over a menu, is not always told.
-  window.addEventListener("blur", released);
-  document.addEventListener("pointermove", (e) => {
-    if (pressed && !e.buttons) released();
-  });
+  // A name of several words may go on in the next line.
+  const breakable = (name) => node("span", {}, ...name.split("_").flatMap((word, i) => (i ? ["_", node("wbr"), word] : [word])));
 
-  function lane(run, rule, [low, high], title) {
+  function lane(run, rule, [low, high], many) {
+    const title = many ? `${rule}, ${U.titleOf(run)}` : rule;
     const at = (step) => ((Math.min(Math.max(step, low), high + 1) - low) / (high + 1 - low)) * 100;
     const found = spans(run, rule);
     const said = found.filter((s) => s.state === "alarm").map((s) => `alarm from step ${s.first} to ${s.last}`);
@@ -97,16 +85,12 @@
       const style = `left:${at(span.first)}%;width:${Math.max(0, at(span.last + 1) - at(span.first))}%;background:var(--${colour})`;
       bar.append(node("button", { type: "button", style, title: label, "aria-label": label, "data-keep": `${title} ${span.state} ${span.first}`, onclick: () => show(run, span.alarm) }));
     }
-    return node("div", { class: "lane rule" }, node("span", { title }, title), bar);
+    const swatch = many ? [node("span", { class: "swatch", style: `background:${run.colour}` }), " "] : [];
+    return node("div", { class: "lane rule" }, node("span", { title }, ...swatch, breakable(rule)), bar);
   }
 
   U.drawLanes = (runs, range) => {
     mark();
-    if (pressed) {
-      waiting = [runs, range];
-      return;
-    }
-    waiting = null;
     const lanes = [];
     const quiet = [];
     const unread = [];
@@ -116,7 +100,7 @@
         const has = metrics.some((name) => run.series.series[name]) || run.alarms.some((a) => a.rule === rule);
         if (!has) continue;
         read = true;
-        const one = lane(run, rule, range, runs.length > 1 ? `${rule}, ${run.run}` : rule);
+        const one = lane(run, rule, range, runs.length > 1);
         (spans(run, rule).length ? lanes : quiet).push(one);
       }
       if (!read) unread.push(rule);
@@ -127,6 +111,7 @@
     U.redraw($("lanes"), ...lanes, quiet.length ? fold : null);
     const key = (colour, text) => node("li", {}, node("span", { class: "swatch", style: `background:var(--${colour})` }), text);
     const missing = unread.length ? [node("li", { class: "unread" }, `not recorded: ${unread.join(", ")}`)] : [];
-    $("lane-key").replaceChildren(key("grid", "quiet"), key("stagnation", "watch: the sign is seen"), key("acceleration", "alarm"), ...missing);
+    const whose = runs.length > 1 ? runs.map((run) => node("li", {}, node("span", { class: "swatch", style: `background:${run.colour}` }), U.titleOf(run))) : [];
+    $("lane-key").replaceChildren(...whose, key("grid", "quiet"), key("stagnation", "watch: the sign is seen"), key("acceleration", "alarm"), ...missing);
   };
 })();

@@ -18,6 +18,7 @@
     const mark = () => {
       log.setAttribute("aria-pressed", String(chart.app.view.log.has(title)));
       full.setAttribute("aria-pressed", String(chart.app.view.full === title));
+      full.textContent = chart.app.view.full === title ? "close" : "full";
     };
     chart.markTools = mark;
     return node("span", { class: "chart-tools" }, log, button("csv", "Values as CSV", () => save(chart)), full);

@@ -110,7 +110,7 @@
       );
     });
     const head = node("tr", {}, ...columns.map((c, i) => node("th", { scope: "col", class: i > 3 && i < 12 ? "n" : null }, c)));
-    return node("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Trajectories of the group" }, node("table", { class: "trajectories" }, node("thead", {}, head), node("tbody", {}, ...rows)));
+    return U.wide("Trajectories of the group", node("table", { class: "trajectories" }, node("thead", {}, head), node("tbody", {}, ...rows)));
   }
   const END = { answer: "answer", turns: "limit of turns", length: "cut off" };
 
@@ -201,6 +201,6 @@
     const rows = (said.golden || []).map((g) => node("tr", {}, node("td", {}, U.long(g.text, 300)), node("td", {}, U.long(g.normalized ?? "", 300)), node("td", { class: g.equal ? "verdict right" : "verdict wrong" }, g.equal ? "= equal" : "≠ differs")));
     const answer = node("tr", {}, node("th", { scope: "row" }, said.answer === null || said.answer === undefined ? NO_ANSWER[U.writtenAnswer(t).state] : U.long(said.answer, 300)), node("td", {}, U.long(said.normalized ?? "", 300)), node("td", {}, "its answer"));
     const head = node("tr", {}, ...["As written", "As compared", ""].map((h) => node("th", { scope: "col" }, h)));
-    return node("div", { class: "reward" }, node("h4", {}, `Why reward ${number(t.reward)}`, said.function ? node("span", { class: "muted" }, ` by ${said.function}`) : null), node("div", { class: "wide" }, node("table", {}, node("thead", {}, head), node("tbody", {}, answer, ...rows))));
+    return node("div", { class: "reward" }, node("h4", {}, `Why reward ${number(t.reward)}`, said.function ? node("span", { class: "muted" }, ` by ${said.function}`) : null), U.wide("Its answer and the accepted ones", node("table", {}, node("thead", {}, head), node("tbody", {}, answer, ...rows))));
   }
 })();

@@ -39,7 +39,7 @@
       );
     });
     const head = node("tr", {}, ...columns.map((c, i) => node("th", { scope: "col", class: i === 2 || i > 4 ? "n" : null }, c)));
-    return node("div", { class: "wide tall placed", tabindex: "0", role: "region", "aria-label": "Kept trajectories of the prompt" }, node("table", { class: "trajectories" }, node("thead", {}, head), node("tbody", {}, ...rows)));
+    return U.wide("Kept trajectories of the prompt", node("table", { class: "trajectories" }, node("thead", {}, head), node("tbody", {}, ...rows)), "tall placed");
   };
 
   // The token of A that lost most from its first to its last known step; null where none is known twice.
@@ -84,7 +84,7 @@
     };
     const average = node("tr", { class: "average" }, node("th", { scope: "row" }, "mean per token"), ...means.map((v, c) => cell(v, meanStart, columns[c].step, "mean")), node("td", { class: "n" }, U.signed(total(means))));
     const body = node("tbody", {}, average, ...tokens.slice(0, ROWS).map(row));
-    const out = [node("div", { class: "wide tall along", tabindex: "0", role: "region", "aria-label": "Log-prob of A's tokens, step by step" }, node("table", {}, node("thead", {}, head), body))];
+    const out = [U.wide("Log-prob of A's tokens, step by step", node("table", {}, node("thead", {}, head), body), "tall along")];
     if (tokens.length > ROWS) {
       const more = node("button", { type: "button", class: "more", onclick: () => (body.append(...tokens.slice(ROWS).map((t, i) => row(t, i + ROWS))), more.remove()) }, `show all ${U.integer(tokens.length)} tokens`);
       out.push(more);

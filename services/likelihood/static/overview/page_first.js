@@ -104,7 +104,7 @@
     }
     const [worst] = standing;
     lines.push(node("p", {}, node("strong", {}, `${standing.length} alarm${standing.length === 1 ? "" : "s"}`), `, worst: ${worst.rule} since step ${worst.step}. ${worst.seen}`));
-    lines.push(node("p", {}, U.tokensLink(run, worst.step, worst.rule), " ", U.promptsLink(run), " ", node("button", { type: "button", onclick: () => U.showAlarm(run, worst) }, "Reason and advice")));
+    lines.push(node("p", { class: "ways" }, U.tokensLink(run, worst.step, worst.rule), U.promptsLink(run), node("button", { type: "button", onclick: () => U.showAlarm(run, worst) }, "Reason and advice")));
     return lines;
   }
 
@@ -175,7 +175,7 @@
 
   // The age of the last step grows between two posts.
   setInterval(() => {
-    if (document.hidden || !U.source.live || !U.app?.selected.length) return;
+    if (document.hidden || U.press.on || !U.source.live || !U.app?.selected.length) return;
     for (const row of document.querySelectorAll(".answers")) {
       const run = U.app.selected.find((r) => r.run === row.dataset.run);
       if (run) row.querySelector(".doing").replaceChildren(node("h2", {}, "What is it doing now?"), ...doing(run));

@@ -48,7 +48,7 @@
   let rows = new Map();
   const body = node("tbody");
   const columns = HEAD.map((h, i) => node("th", { scope: "col", class: i > 1 ? "n" : null }, h));
-  const wide = node("div", { class: "wide" }, node("table", {}, node("thead", {}, node("tr", {}, ...columns)), body));
+  const wide = U.wide(null, node("table", {}, node("thead", {}, node("tr", {}, ...columns)), body));
   const bar = node("div", { class: "run-bar filters" });
   const search = node("label", { class: "search" }, "Search ", find);
   const more = node("button", { type: "button", onclick: () => ((withHidden = !withHidden), U.drawRuns(U.app.list, U.app.loaded)) });

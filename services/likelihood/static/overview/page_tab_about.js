@@ -41,7 +41,7 @@
       const differs = cells.some((c) => c !== cells[0]);
       return node("tr", { "data-key": key.toLowerCase(), class: differs ? "differs" : null }, node("th", { scope: "row" }, key, differs ? node("span", { class: "quiet" }, " (differs)") : null), ...cells.map((c) => node("td", {}, c)));
     });
-    return node("section", { class: `panel ${name}` }, node("h2", {}, title), node("div", { class: "wide", tabindex: "0", role: "region", "aria-label": title }, node("table", { class: "facts" }, node("thead", {}, node("tr", {}, node("th", { scope: "col" }, "Key"), ...runs.map(heading))), node("tbody", {}, ...body))));
+    return node("section", { class: `panel ${name}` }, node("h2", {}, title), U.wide(title, node("table", { class: "facts" }, node("thead", {}, node("tr", {}, node("th", { scope: "col" }, "Key"), ...runs.map(heading))), node("tbody", {}, ...body))));
   }
 
   function filter(panel) {

@@ -30,7 +30,7 @@
     const heads = columns.map(({ head }) => node("th", { scope: "col", class: "n" }, head));
     const body = [part(columns, "Measured, greedy, with bootstrap interval"), ...rows.map((row) => measured(columns, row))];
     for (const name of names) body.push(part(columns, `As printed in ${name}, not measured here`), ...papers.filter((row) => row.paper === name).map((row) => printed(columns, row)));
-    return node("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Exact match" }, node("table", { class: "evaluations" }, node("thead", {}, node("tr", {}, node("th", { scope: "col" }, "Exact match"), ...heads)), node("tbody", {}, ...body)));
+    return U.wide("Exact match", node("table", { class: "evaluations" }, node("thead", {}, node("tr", {}, node("th", { scope: "col" }, "Exact match"), ...heads)), node("tbody", {}, ...body)));
   }
 
   // What the runs asked of their own held-out questions, the newest first.
@@ -47,7 +47,7 @@
     ];
     const heads = ["Evaluation", "Mode", "Exact match", "F1", "Questions"].map((head, i) => node("th", { scope: "col", class: i > 1 ? "n" : null }, head));
     const body = rows.map((row) => node("tr", {}, ...cells(row)));
-    return node("section", { class: "panel" }, node("h2", {}, "Held-out questions of the run"), node("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Held-out questions" }, node("table", { class: "evaluations own" }, node("thead", {}, node("tr", {}, ...heads)), node("tbody", {}, ...body))));
+    return node("section", { class: "panel" }, node("h2", {}, "Held-out questions of the run"), U.wide("Held-out questions", node("table", { class: "evaluations own" }, node("thead", {}, node("tr", {}, ...heads)), node("tbody", {}, ...body))));
   }
 
   const asked = (runs) => runs.flatMap((run) => (run.evaluations || []).map((name) => ({ run, name, at: `/runs/${encodeURIComponent(run.run)}/evaluations/${encodeURIComponent(name)}` })));
