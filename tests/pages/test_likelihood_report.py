@@ -11,6 +11,7 @@ import pytest
 import typer
 from chromium import CHROMIUM, browser  # noqa: F401
 from places import DATA
+from playwright.sync_api import expect
 from typer.testing import CliRunner
 
 from services.common.errors import UserError
@@ -166,14 +167,13 @@ def test_the_report_opens_without_a_network_and_shows_both_runs(tmp_path, browse
     lag = page.locator("figure", has_text="Lag probe").first
     assert lag.locator(".legend button").count() == 2
     page.get_by_role("checkbox", name="llds").uncheck()
-    page.wait_for_timeout(200)
-    assert lag.locator(".legend button").count() == 1
+    expect(lag.locator(".legend button")).to_have_count(1)
     plot = lag.locator(".plot")
     plot.focus()
     page.keyboard.press("Home")
-    assert lag.locator(".unit").inner_text() == "step 0"
+    expect(lag.locator(".unit")).to_have_text("step 0")
     page.keyboard.press("+")
-    assert page.locator("#unzoom").is_visible()
+    expect(page.locator("#unzoom")).to_be_visible()
     page.locator("#theme").click()
     page.locator("#theme").click()
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
