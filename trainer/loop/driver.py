@@ -70,7 +70,9 @@ class Driver(RunState):
         self.on_learner = LearnerCalls(self, progress, self.clock)
         self.updates = Updates(system, self.on_learner)
         self.rescoring = Rescoring(self, self.probes, progress, self.on_learner)
-        self.evaluations = Evaluations(self, self.sampler, progress, stop, self.clock, self.sync)
+        self.evaluations = Evaluations(
+            self, self.sampler, progress, stop, self.clock, self.sync, self.recorder.evaluation
+        )
         self.checkpoints = Checkpoints(self, progress, stop, self.clock, self.on_learner)
         self.share_gpus = self.config.rollout.share_gpus
         self.sync_bytes = 0
@@ -297,11 +299,12 @@ class Driver(RunState):
         metrics |= await asyncio.to_thread(
             self.metrics.of, batch.trajectories, batch.rewards.tolist(), metrics
         )
-        metrics |= self.held_out(result.step - 1)  # of the weights that this step began with
+        held_out = self.held_out(result.step - 1)  # of the weights that this step began with
+        metrics |= held_out
         await asyncio.to_thread(
             self.system.folder.trajectories, result.step, batch.trajectories, batch.rewards.tolist()
         )
-        state = self.recorder.step(result, metrics)
+        state = self.recorder.step(result, metrics, held_out)
         if result.update.idle and (why := self.notices.idle_step(result.step, batch)):
             self.system.folder.event("nothing_learnt", step=result.step, why=why)
         self.notices.rewards(result.step, self.sampler)
