@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from services.likelihood.records import MAX_STEP, EventRecord, RunInfo, StoredStep
-from services.likelihood.store.base import LikelihoodStore
+from services.likelihood.store.base import EVALUATION, LikelihoodStore
 
-EVALUATION = "evaluation"
 MOST_EVENTS = 10_000
 
 
@@ -92,7 +91,7 @@ def held_out_of(store: LikelihoodStore, info: RunInfo) -> HeldOut:
     """What the evaluations of a run say, without those of steps that a later attempt has made again. Scores
     from before the first step are shown at the first one."""
     found = HeldOut()
-    for event in store.events(info.run, MOST_EVENTS):
+    for event in store.events(info.run, MOST_EVENTS, EVALUATION):
         step = event["step"]
         scores = _scores(event)
         if not scores or _superseded(store, info, step, event["data"].get("attempt")):

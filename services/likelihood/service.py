@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.common.errors import EnvironmentLacks, UserError
-from services.likelihood.evaluations import EVALUATION, HeldOut, held_out_of, shown_scores
+from services.likelihood.evaluations import HeldOut, held_out_of, shown_scores
 from services.likelihood.exports.mirrors import Mirroring
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.monitor.phases import PhaseMonitor, PhaseState
@@ -26,7 +26,7 @@ from services.likelihood.records import (
     StoredStep,
 )
 from services.likelihood.store import series
-from services.likelihood.store.base import LikelihoodStore, NotStored
+from services.likelihood.store.base import EVALUATION, LikelihoodStore, NotStored
 from services.settings import MonitorRules
 
 REPLAY = 100  # stored steps read at a time; each may hold thousands of metrics

@@ -17,7 +17,7 @@ Keys, all below `unspiral:`
     RUN:prompts                   hash: step -> JSON of prompt, group and probe (samples.py)
     RUN:facts                     hash: about, labels -> JSON (facts.py)
     RUN:monitor                   hash: step -> state;  RUN:alarms  JSON
-    RUN:events                    stream
+    RUN:events                    stream;  RUN:evaluations  stream of those of that kind (events.py)
 A step is written in one MULTI under WATCH, so that several services may share a Redis. Aggregates stay for
 ever; Redis must append to disk (`appendonly yes`) and must not evict.
 """
@@ -39,7 +39,6 @@ from services.common.errors import EnvironmentLacks, UserError
 from services.likelihood.metrics.step_metrics import record_metrics
 from services.likelihood.monitor.alarms import renamed
 from services.likelihood.records import (
-    EventRecord,
     RunInfo,
     StepReceipt,
     StepRecord,
@@ -56,13 +55,13 @@ from services.likelihood.store.base import (
     refuse_overfull,
     superseded_error,
 )
+from services.likelihood.store.redis.events import RedisEvents
 from services.likelihood.store.redis.facts import RedisFacts, labels_of
 from services.likelihood.store.redis.samples import RedisSamples
 from services.likelihood.store.redis.values import NAN_BITS, decoded, pack, unpack
 
 log = logging.getLogger("unspiral.likelihood")
 PREFIX = "unspiral"
-EVENTS_KEPT = 10_000
 DAY = 86_400
 Client = Any
 Pipeline = Any
@@ -83,7 +82,7 @@ class Replaced:
     """Steps whose trajectories token by token go."""
 
 
-class RedisStore(RedisSamples, RedisFacts):
+class RedisStore(RedisSamples, RedisFacts, RedisEvents):
     """See LikelihoodStore. Raises EnvironmentLacks if the server does not answer at the start."""
 
     def __init__(
@@ -205,15 +204,6 @@ class RedisStore(RedisSamples, RedisFacts):
                 for s, code in phases.items():
                     self._set_values(pipe, run, s, {"phase": float(code)})
                 pipe.execute()
-
-    def put_event(self, run: str, event: EventRecord) -> None:
-        check_run_name(run)
-        fields = {**event.model_dump(), "data": orjson.dumps(event.data), "time": time.time()}
-        with self._talking(), self._redis.pipeline() as pipe:
-            self._touch(pipe, run)
-            # Approximately: Redis then drops whole nodes of the stream, which costs it next to nothing.
-            pipe.xadd(self._keys(run)("events"), fields, maxlen=EVENTS_KEPT, approximate=True)
-            pipe.execute()
 
     def _enter(self, pipe: Pipeline, run: str, step: int, attempt: int) -> Replaced:
         """What of lower attempts this write replaces. Raises `superseded_error`."""
@@ -379,21 +369,6 @@ class RedisStore(RedisSamples, RedisFacts):
             self._known(run)
             body: bytes | None = self._redis.get(self._keys(run)("alarms"))
         return [renamed(alarm) for alarm in orjson.loads(body or b"[]")]
-
-    def events(self, run: str, limit: int = 1000) -> list[dict]:
-        with self._talking():
-            self._known(run)
-            entries = self._redis.xrevrange(self._keys(run)("events"), count=limit)
-        return [
-            {
-                "step": int(e[b"step"]),
-                "kind": e[b"kind"].decode(),
-                "text": e[b"text"].decode(),
-                "data": orjson.loads(e[b"data"]),
-                "time": float(e[b"time"]),
-            }
-            for _, e in reversed(entries)
-        ]
 
     def delete_trajectories(self, run: str, below: int) -> int:
         at = self._keys(run)
