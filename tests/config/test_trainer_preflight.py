@@ -20,9 +20,11 @@ from trainer.commands.cli import main
 from trainer.config.schema import parse_config
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its files (lab:train_corpus:0)
 from trainer.session import startup
+from trainer.session.own_parts import OwnParts
 from trainer.session.preflight import check_prompts, check_retrievers
 from trainer.session.stopping import StopSignals
 
+NO_PARTS = OwnParts(lambda trajectory: 1.0, {})
 BASE = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}}
 
 
@@ -151,7 +153,7 @@ def test_a_local_ray_without_room_is_told_before_anything_is_indexed_or_started(
     config = parse_config(BASE | {"retriever": {"url": "http://x"}, "rollout": {"workers": 2}})
 
     async def run():
-        async with startup.start_system(config, "m", None, lambda text: None, identity={}):
+        async with startup.start_system(config, "m", None, lambda text: None, own=NO_PARTS, identity={}):
             raise AssertionError("it started")
 
     with pytest.raises(EnvironmentLacks, match="ask for CPU 3; the cluster has CPU 2"):
@@ -199,9 +201,8 @@ def test_records_are_flushed_before_workers_and_retrievers_are_ended(monkeypatch
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
     async def run():
-        async with startup.start_system(
-            parse_config(BASE | {"retriever": {"url": "http://x"}}), "m", None, said.append, identity={}
-        ):
+        config = parse_config(BASE | {"retriever": {"url": "http://x"}})
+        async with startup.start_system(config, "m", None, said.append, own=NO_PARTS, identity={}):
             assert ended == []
 
     asyncio.run(run())

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from contextlib import asynccontextmanager
@@ -313,9 +314,10 @@ def started(made, monkeypatch, driver_class=Scripted):
     """`train` over the scripted system: a new pool at each start."""
 
     @asynccontextmanager
-    async def start(config, model, folder, say, *, identity, resumed):
+    async def start(config, model, folder, say, *, own, identity, resumed):
         made.config, made.folder, made.pool = config, folder, Pool()
         made.identity = identity
+        made.reward, made.metrics = own.reward, own.metrics
         made.learner.model_path = model
         yield made
 
@@ -332,6 +334,35 @@ def trained(made, **options):
     out = io.StringIO()
     result = runs.train(made.config, console=Console(file=out, width=200), **options)
     return result, out.getvalue()
+
+
+COUNTED = """
+asked = []
+
+def __getattr__(name):
+    if name.startswith("_"):
+        raise AttributeError(name)
+    asked.append(name)
+    return lambda *given: 1.0
+"""
+
+
+def test_a_run_asks_for_each_part_of_the_users_own_once(tmp_path, monkeypatch):
+    (tmp_path / "counted_parts.py").write_text(COUNTED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = system(
+        tmp_path,
+        reward={"kind": "counted_parts:reward"},
+        algorithm={"loss": "counted_parts:loss"},
+        rollout={"tools": {"calc": "counted_parts:tool"}},
+    )
+    trainer = made.config.trainer.model_copy(update={"metrics": ["counted_parts:metric"]})
+    made.config = made.config.model_copy(update={"trainer": trainer})
+    made.folder.close()
+    started(made, monkeypatch)
+    trained(made, resume="latest")
+    assert sorted(sys.modules["counted_parts"].asked) == ["loss", "metric", "reward", "tool"]
+    assert made.reward.kind == "counted_parts:reward" and list(made.metrics) == ["counted_parts:metric"]
 
 
 def test_resume_without_a_checkpoint_says_so_and_is_the_next_attempt(tmp_path, monkeypatch):

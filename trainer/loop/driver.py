@@ -27,7 +27,7 @@ from trainer.loop.keeping.checkpoints import Checkpoints
 from trainer.loop.keeping.evaluations import Evaluations
 from trainer.loop.keeping.restore import restore_learner, roll_back
 from trainer.loop.records.recording import Recorder, StepResult, StepTimes
-from trainer.loop.records.users_metrics import UsersMetrics, load_metrics
+from trainer.loop.records.users_metrics import UsersMetrics
 from trainer.loop.rollouts.ahead import BatchesAhead
 from trainer.loop.rollouts.notices import Notices
 from trainer.loop.rollouts.sampling import BatchSampler, RolloutBatch
@@ -65,7 +65,7 @@ class Driver(RunState):
         )
         self.recorder = Recorder(system, self.monitor, progress)
         self.notices = Notices(progress.say)
-        self.metrics = UsersMetrics(load_metrics(self.config.trainer.metrics), progress.say)
+        self.metrics = UsersMetrics(system.metrics, progress.say)
         self.clock = StepClock()
         self.on_learner = LearnerCalls(self, progress, self.clock)
         self.updates = Updates(system, self.on_learner)

@@ -26,7 +26,7 @@ from trainer.loop.run.run_folder import RunFolder
 from trainer.session.about import about_run, described
 from trainer.session.control import announced, served
 from trainer.session.output import non_blocking
-from trainer.session.own_parts import load_parts
+from trainer.session.own_parts import OwnParts, load_parts
 from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.resuming.rules import Resumed, check_allowed, go_on_from, identity_of
 from trainer.session.startup import questions_of, start_system
@@ -108,7 +108,7 @@ def train(
         with signals.raised():
             resumed = go_on_from(checkpoint, config, models.resolve(config.model.path), allowed)
             require_same_questions(resumed, config)
-    load_parts(config)  # before there is a folder, which would be listed as a run
+    own = load_parts(config)  # before there is a folder, which would be listed as a run
     again = resume is not None and folder.begun()
     folder.open(resume=resume is not None)
     began = time.monotonic()
@@ -129,7 +129,7 @@ def train(
                 for line in resumed.lines if resumed else ():
                     progress.say(line)
                 summary = asyncio.run(
-                    _train(config, model, folder, resumed, again, progress, driver_box, code or {})
+                    _train(config, model, folder, own, resumed, again, progress, driver_box, code or {})
                 )
             return _finish(folder, summary, began, 0, progress.say)
         except BaseException as error:
@@ -168,6 +168,7 @@ async def _train(
     config: Config,
     model: Path,
     folder: RunFolder,
+    own: OwnParts,
     resumed: Resumed | None,
     again: bool,
     progress: Progress,
@@ -187,6 +188,7 @@ async def _train(
                     model,
                     folder,
                     progress.say,
+                    own=own,
                     identity=identity_of(config, model),
                     resumed=resumed,
                 ) as system,

@@ -33,18 +33,14 @@ from services.local_ray import start_local_ray, stop_local_ray
 from services.rollout.pool import placement
 from services.rollout.pool.pool import RolloutPool
 from services.rollout.worker.tokenizer import load_tokenizer
-from services.rollout.worker.tools import load_tools
 from services.settings import RetrieverSettings
-from trainer.algorithm_names import is_known_loss
 from trainer.config.schema import Config
 from trainer.data import PromptCursor, load_questions, models
 from trainer.learner.group import LearnerGroup
-from trainer.learner.objective import token_loss
-from trainer.loop.records.users_metrics import load_metrics
 from trainer.loop.run.run_folder import RunFolder
 from trainer.loop.run.system import Serving, System
-from trainer.rewards import make_reward
 from trainer.session.held_out import check_held_out
+from trainer.session.own_parts import OwnParts
 from trainer.session.preflight import check_learner_files, check_prompts, check_retrievers, check_room
 from trainer.session.ray_watch import RECONNECT_SECONDS
 from trainer.session.resuming.rules import Resumed
@@ -378,18 +374,15 @@ async def start_system(
     folder: RunFolder,
     say: Say,
     *,
+    own: OwnParts,
     identity: dict[str, Any],
     resumed: Resumed | None = None,
 ) -> AsyncIterator[System]:
     """Start everything, with the model of a folder. On leaving, end everything that was started here.
 
-    resumed: the checkpoint to go on from; its questions are compared before anything slow starts."""
+    own: the user's parts that the driver calls. resumed: the checkpoint to go on from; its questions are
+    compared before anything slow starts."""
     train = questions_of(config, config.data.train, say)
-    reward = make_reward(config.reward.kind)
-    load_metrics(config.trainer.metrics)
-    load_tools(config.rollout.tools)
-    if not is_known_loss(config.algorithm.loss):
-        token_loss(config.algorithm.loss)
     await asyncio.to_thread(check_learner_files, config)
     check_room(config, model)
     tokenizer = load_tokenizer(model)
@@ -445,6 +438,7 @@ async def start_system(
             cursor=cursor,
             store=services.store,
             learner=learner,
-            reward=reward,
+            reward=own.reward,
+            metrics=own.metrics,
             identity=identity,
         )
