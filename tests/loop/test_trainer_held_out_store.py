@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ from rollout_fakes import words as tokenizer
 from test_trainer_idle_steps import QUESTIONS, Sampling, Scoring
 from test_trainer_monitor_actions import system
 
+from services.common.errors import UserError
 from services.contracts import Action, Trajectory
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.exports.report import frozen
@@ -45,6 +47,7 @@ class Learning(Sampling):
     """Right on one question more after each step."""
 
     version = 0
+    wants_weights = False
 
     async def rollout(self, requests, on_done=None):
         def answer(i, request):
@@ -103,6 +106,23 @@ def run(made, url, steps, from_state=None, eval_every=2):
         driver.recorder.close()
         assert made.store.flush(20)
     return driver, seen
+
+
+def test_a_reward_that_hangs_ends_the_run_and_its_step_has_no_line(tmp_path, service):
+    made = learning(tmp_path)
+    over = threading.Event()
+    exact = make_reward("em")
+
+    def reward(trajectory):
+        return over.wait(60) if trajectory.uid.startswith("000002") else exact(trajectory)
+
+    made.reward = reward
+    limit = made.config.reward.model_copy(update={"timeout_seconds": 5.0})
+    made.config = made.config.model_copy(update={"reward": limit})
+    with pytest.raises(UserError, match=r"reward.kind 'em': on trajectory 000002-0000-00: no result within "):
+        run(made, service, 3)
+    over.set()
+    assert [line["step"] for line in read_run(made.folder.path).metrics] == [1]
 
 
 def scores(url, name):

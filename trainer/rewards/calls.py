@@ -75,9 +75,13 @@ class RewardCalls:
         batch = Batch(trajectories)
         self._batches.put(batch)
         rewards = asyncio.wrap_future(batch.rewards)
-        while not (await asyncio.wait({rewards}, timeout=min(_LOOK_SECONDS, self.timeout_seconds / 5)))[0]:
-            self._check()
-        return rewards.result()
+        look = min(_LOOK_SECONDS, self.timeout_seconds / 5)
+        try:
+            while not (await asyncio.wait({rewards}, timeout=look))[0]:
+                self._check()
+            return rewards.result()
+        finally:
+            rewards.cancel()  # where nobody waits any more: no further call is made
 
     def waits_for(self) -> str:
         """The call in hand, in one line; "" where none is."""

@@ -23,6 +23,7 @@ from trainer.learner.checkpoint import export_checkpoint, find
 from trainer.loop.rollouts.held_out import evaluate, with_behaviour
 from trainer.loop.run.system import Serving
 from trainer.rewards import make_reward, right_at
+from trainer.rewards.calls import RewardCalls
 from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.resuming.rules import differing
 from trainer.session.startup import start_serving
@@ -61,6 +62,9 @@ def run_eval(
         say(f"{e}; what it calls right is left out")
         reward = None
 
+    settings = config.reward
+    calls = RewardCalls(reward, settings.kind, settings.timeout_seconds) if reward else None
+
     async def score(model: Path, scratch: Path | None = None) -> dict[str, Any]:
         async with served(config, model, scratch, say) as serving:
             say(f"scoring {counted(len(serving.eval_questions), 'question')}")
@@ -70,8 +74,8 @@ def run_eval(
                 tag="eval",
                 temperature=0.0,
                 seed=config.seed,
-                reward=reward,
-                right_at=right_at(reward, config.reward.right_at),
+                calls=calls,
+                right_at=right_at(reward, settings.right_at),
                 retriever_url=serving.eval_retriever_url,
             )
             if answers is not None:

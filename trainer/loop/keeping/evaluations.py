@@ -84,7 +84,7 @@ class Evaluations:
             tag=f"{tag}-{mode}",
             temperature=0.0 if mode == "greedy" else self.config.rollout.temperature,
             seed=self.config.seed,
-            reward=self.sampler.reward,
+            calls=self.sampler.calls,
             right_at=self.sampler.right_at,
             retriever_url=self.system.eval_retriever_url,
         )
