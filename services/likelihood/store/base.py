@@ -139,6 +139,10 @@ class LikelihoodStore(Protocol):
 
     def trajectories(self, run: str, step: int) -> list[TrajectoryRecord]: ...
 
+    def trajectory_counts(self, run: str, step: int) -> tuple[int, int]:
+        """How many of them there are, and of how many groups, without reading their actions."""
+        ...
+
     def save_monitor(
         self, run: str, step: int, state: dict[str, Any], alarms: list[dict], phases: Mapping[int, int]
     ) -> None:

@@ -154,6 +154,7 @@ class RedisStore(RedisSamples, RedisFacts, RedisEvents):
                 "posted": posted,
                 "derived": derived,
                 "trajectories": (old["trajectories"] if old else 0) + len(new),
+                "groups": len({t.group for t in everything}),
             }
             pipe.multi()
             self._replace(pipe, run, step, record.attempt, gone)
@@ -348,6 +349,7 @@ class RedisStore(RedisSamples, RedisFacts, RedisEvents):
             if raw:  # otherwise superseded between the two reads
                 body = orjson.loads(raw)
                 metrics = {**body.pop("derived"), **body.pop("posted")}
+                body.pop("groups", None)
                 out.append(StoredStep(step=step, metrics=metrics, **body))
         return out
 
@@ -356,6 +358,16 @@ class RedisStore(RedisSamples, RedisFacts, RedisEvents):
             self._known(run)
             held = self._redis.hgetall(self._keys(run)("trajectories", step))
         return [unpack(u, held[u]) for u in sorted(held)]
+
+    def trajectory_counts(self, run: str, step: int) -> tuple[int, int]:
+        at = self._keys(run)
+        with self._talking():
+            self._known(run)
+            count = self._redis.hlen(at("trajectories", step))
+            body = orjson.loads(self._redis.hget(at("steps"), step) or b"{}")
+        if not count or "groups" in body:
+            return count, body.get("groups", 0) if count else 0
+        return count, len({t.group for t in self.trajectories(run, step)})  # posted to an earlier version
 
     def load_monitor(self, run: str, before: int) -> tuple[int, dict[str, Any]] | None:
         at = self._keys(run)

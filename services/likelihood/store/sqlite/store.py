@@ -376,6 +376,14 @@ class SQLiteStore(facts.SQLiteFacts, SQLiteEvents, SQLitePrompts):
         with self._file.reading() as db:
             return self._trajectories(db, self._id(db, run), step)
 
+    def trajectory_counts(self, run: str, step: int) -> tuple[int, int]:
+        with self._file.reading() as db:
+            count, groups = db.execute(
+                "SELECT count(*), count(DISTINCT grp) FROM trajectory WHERE run=? AND step=?",
+                (self._id(db, run), step),
+            ).fetchone()
+        return count, groups
+
     def sample_heads(self, run: str, step: int) -> list[SampleHead]:
         with self._file.reading() as db:
             return [unpacked_head(head) for head in samples.heads(db, self._id(db, run), step)]
