@@ -23,7 +23,7 @@ _LIBRARIES = tuple(
     f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 _SHOWN_NAMES = 12
-_ABSENT = object()
+_ABSENT: Any = object()
 _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
