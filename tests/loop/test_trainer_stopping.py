@@ -15,6 +15,7 @@ import threading
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -26,6 +27,7 @@ from trainer.learner.checkpoint import CheckpointNotWritten, drop_after, latest,
 from trainer.learner.group import LearnerError
 from trainer.session import run as runs
 from trainer.session import stopping
+from trainer.session.ray_watch import RayLost
 from trainer.session.stopping import StopSignals
 
 
@@ -501,6 +503,19 @@ def test_resume_of_a_misspelt_run_names_the_one_that_was_meant(tmp_path, monkeyp
     assert lines[at - 1] == lines[at + 3] == "=" * 78
     assert lines[at + 1] == f"runs with a name like it: {meant} (step 40)"
     assert lines[at + 2].endswith(f"the same command with run.name={meant.name}")
+
+
+def test_the_death_of_ray_is_told_at_once_while_the_loop_is_in_a_call_to_it(tmp_path, monkeypatch, capsys):
+    left = []
+    monkeypatch.setattr(runs, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "_leave_without_ray", lambda *given: left.append(capsys.readouterr().err))
+    driver = SimpleNamespace(checkpointable=False, on_learner=SimpleNamespace(doing=None))
+    loop = asyncio.new_event_loop()  # it never runs, as one that a call holds up
+    lost = RayLost("Ray's raylet on this machine (pid 7) has died")
+    runs._ray_has_died(lost, driver, SimpleNamespace(end_soon=None), loop)
+    loop.close()
+    (said,) = left
+    assert said == f"unspiral: {lost}; the last whole step is saved where Ray lets the run live on\n"
 
 
 def test_resume_of_a_path_that_is_not_there_is_refused_with_the_nearest_run(tmp_path, monkeypatch):

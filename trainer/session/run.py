@@ -25,7 +25,7 @@ from trainer.loop.run.progress import Progress
 from trainer.loop.run.run_folder import RunFolder
 from trainer.session.about import about_run, described
 from trainer.session.control import announced, served
-from trainer.session.output import non_blocking
+from trainer.session.output import complain, non_blocking
 from trainer.session.own_parts import OwnParts, load_parts
 from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.resuming.rules import Resumed, check_allowed, go_on_from, identity_of
@@ -246,6 +246,8 @@ def _ray_has_died(lost: RayLost, driver: Driver, stop: StopSignals, loop: asynci
     watch's thread."""
     over = time.monotonic() + SAVE_SECONDS
     loop.call_soon_threadsafe(stop.end_soon, lost, 0.0 if driver.checkpointable else STEP_SECONDS)
+    # From this thread too, and at once: the loop may be in a call to Ray, which may end the process in it.
+    complain(f"unspiral: {lost}; the last whole step is saved where Ray lets the run live on")
     while time.monotonic() < over or driver.on_learner.doing == "save":
         time.sleep(0.5)
     _leave_without_ray(lost, driver, None)  # the loop is stuck in a call to Ray
