@@ -23,6 +23,7 @@ POSSIBLE: dict[str, tuple[float, float]] = {
     "rollout/at_turn_limit": SHARE,
     "groups/zero_variance": SHARE,
     "reward/right": SHARE,
+    "reward/em": SHARE,
     "policy/clip_fraction": SHARE,
     "retrieval/empty": SHARE,
     "retrieval/repeated": SHARE,
