@@ -51,7 +51,7 @@ def by_step(path: Path, rows: Sequence[Row], *, ours: bool) -> dict[int, dict[st
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """A metric that both have, with different values; None without any."""
-    for name in one.keys() & other.keys():
+    for name in (name for name in one if name in other):
         first, second = number(one[name]), number(other[name])
         if first is not None and second is not None and first != second and not ALWAYS_NEW.search(name):
             return name
