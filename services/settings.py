@@ -331,6 +331,10 @@ class MonitorRules(Settings):
     decay."""
     hold_share: float = Field(0.95, gt=0, le=1)
     """Reward holds while its mean is at least this share of its running maximum."""
+    silence_steps: int = Field(30, ge=1)
+    """Steps without a value of the likelihood's signs, or of the reward, after which a phase that had been
+    `healthy` is `unknown`; three times the distance of the values where they come more seldom. A probe that
+    repeats one value says nothing either."""
     recover_steps: int = Field(15, ge=1)
     """Steps without trouble until `recovering` becomes `healthy`."""
     warmup_steps: int = Field(10, ge=0)
