@@ -48,7 +48,7 @@ from trainer.data import load_questions, models
 from trainer.learner.checkpoint import may_export_to
 from trainer.learner.group import LearnerGroup
 from trainer.rewards import normalize
-from trainer.session.preflight import check_prompts, check_retrievers
+from trainer.session.preflight import check_one_sequence, check_prompts, check_retrievers
 from trainer.session.ray_watch import leave_without_ray, ray_watched
 from trainer.session.startup import connect_ray, leave_ray, retriever_address
 from trainer.session.waits import told
@@ -242,6 +242,7 @@ def run_warm_start(
     rows = load_questions(models.resolve_file(config.data.train), skip_bad=config.data.skip_bad).rows
     tokenizer = load_tokenizer(model)
     template = make_template(config.rollout.template, tokenizer, config.rollout)
+    check_one_sequence(template, config.rollout)
     encoder = TextEncoder(tokenizer)
     recorded: list[Trajectory] = []
     chosen: list[Question] = []
