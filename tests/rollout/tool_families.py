@@ -184,6 +184,6 @@ TOKENIZERS = {
     "lab": build_tokenizer,
 }
 """Of all packages that the extras install and that hold one; and the two that are made here."""
-SPELLS = ("bpe", "smollm2", pytest.param("tekken", marks=pytest.mark.slow))
+SPELLS = ("bpe", "smollm2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tekken", "qwen3", "llama3")))
 """Those that give any text back whole, and whose tokens of a text do not depend on where it was cut at a
 control token."""
