@@ -117,6 +117,16 @@ def test_a_family_that_drops_thoughts_is_shown_its_turns_without_them(bpe, chat,
     assert "first" in trajectory.actions[0].text and trajectory.actions[0].token_ids == as_written[0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("chat", "opened"), [(DROPS, False), (DROPS_OPENED, True)])
+def test_on_qwens_words_turns_without_thoughts_have_the_chat_templates_tokens(chat, opened):
+    tokenizer = of_family(qwen(QWEN3_ADDED), "hermes", chat)
+    script = script_of("hermes", opened)
+    _, prompts = run(tokenizer, script)
+    wanted = conversations(tokenizer, script)
+    assert prompts == [tokenizer.encode(text, add_special_tokens=False) for text in wanted]
+
+
 def _holds(ids, part):
     return any(ids[n : n + len(part)] == part for n in range(len(ids)))
 
