@@ -97,8 +97,8 @@ class RolloutSettings(Settings):
     services.rollout.worker.templates."""
     thoughts: Literal["family", "keep"] = "family"
     """Thoughts of earlier turns, with the templates `hermes` and `llama3`. `family`: as the model's chat
-    template has them; one that drops them is refused, since a trajectory must be one sequence of tokens.
-    `keep`: they stay."""
+    template has them; a model whose template drops them can be evaluated and asked so, and training refuses
+    it, since a trajectory must be one sequence of tokens. `keep`: they stay."""
     tools: dict[str, str] = Field(default_factory=dict)
     """Tools beside the search: tag -> import path `package.module:name` of a function or a class
     (docs/extend.md). The policy calls one by `<TAG>content</TAG>`, and gets what it returns as an

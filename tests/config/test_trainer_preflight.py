@@ -4,9 +4,11 @@ Ray."""
 import asyncio
 import signal
 import sys
+import tempfile
 import threading
 import time
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
@@ -379,6 +381,21 @@ def test_the_advice_for_a_late_ray_is_not_what_was_done_already(monkeypatch):
     monkeypatch.setenv("RAY_raylet_start_wait_time_s", "180")
     with pytest.raises(EnvironmentLacks, match=r"has less to do\): The current node"):
         startup.connect_ray(lambda text: None)
+
+
+def test_a_long_temporary_folder_leaves_the_sockets_of_a_local_ray_their_room(monkeypatch, tmp_path):
+    """Batch systems give each job one."""
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    given = {}
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setattr(startup.ray, "init", given.update)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    startup.connect_ray(lambda text: None)
+    startup.leave_ray()
+    folder = Path(given["_temp_dir"])
+    assert len(str(folder)) + 64 <= 107 and folder.parent.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("own_handler", [False, True])

@@ -18,7 +18,7 @@ from services.common.errors import EnvironmentLacks, UserError
 from services.common.loading.user_code import is_import_path, load
 from services.contracts import Question
 from services.rollout.worker.loop import prompt_of
-from services.rollout.worker.templates import make_template
+from services.rollout.worker.templates import Template, make_template
 from services.settings import CPU_CACHE_GIB, RetrieverSettings, RolloutSettings
 from trainer.config.learner import LoRASettings
 from trainer.config.schema import Config
@@ -88,15 +88,35 @@ def check_learner_files(config: Config) -> None:
         read_demonstrations(config.algorithm.supervised.data)
 
 
-def check_prompts(key: str, questions: list[Question], tokenizer: Any, settings: RolloutSettings) -> None:
-    """Raises UserError for the first question whose prompt is too long. `key` says where questions are
-    from."""
+def check_prompts(
+    key: str,
+    questions: list[Question],
+    tokenizer: Any,
+    settings: RolloutSettings,
+    *,
+    trained: bool = False,
+) -> None:
+    """Raises UserError for the first question whose prompt is too long, and for a template whose trajectories
+    cannot be trained on where they are to be. `key` says where questions are from."""
     template = make_template(settings.template, tokenizer, settings)
+    if trained:
+        check_one_sequence(template, settings)
     for question in questions:
         try:
             prompt_of(question, template, settings)
         except UserError as e:
             raise UserError(f"{key}: {e}") from None
+
+
+def check_one_sequence(template: Template, settings: RolloutSettings) -> None:
+    """Raises UserError where a turn is shown without the thoughts of earlier ones: there is no one sequence
+    of tokens to train on."""
+    if getattr(template, "drops_thoughts", False):
+        raise UserError(
+            f"rollout.template={settings.template}: the model's chat template drops the thoughts of earlier "
+            "turns, so that the tokens of a turn are no prefix of those of the next, and a trajectory is no "
+            "one sequence to train on; accepted is rollout.thoughts=keep, which leaves them in"
+        )
 
 
 def parameter_count(model: Path) -> int:

@@ -386,7 +386,7 @@ async def start_system(
     await asyncio.to_thread(check_learner_files, config)
     check_room(config, model)
     tokenizer = load_tokenizer(model)
-    await asyncio.to_thread(check_prompts, "data.train", train, tokenizer, config.rollout)
+    await asyncio.to_thread(check_prompts, "data.train", train, tokenizer, config.rollout, trained=True)
     may_change = resumed.allowed if resumed else frozenset()
     cursor = PromptCursor(train, config.seed, config.data.shuffle, may_change, config.data.weights)
     if resumed:

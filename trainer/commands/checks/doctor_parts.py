@@ -65,7 +65,9 @@ def _prompts(config: Config) -> Finding:
         questions = [
             item[1].question for item in islice(parsed(Path(train)), PROMPTS) if isinstance(item, tuple)
         ]
-        preflight.check_prompts("data.train", questions, tokenizer.load_tokenizer(folder), config.rollout)
+        preflight.check_prompts(
+            "data.train", questions, tokenizer.load_tokenizer(folder), config.rollout, trained=True
+        )
     except UserError as error:
         return Finding("prompts", "bad", config.rollout.template, str(error))
     return Finding("prompts", "good", f"made of the first {counted(len(questions), 'question')}")

@@ -102,17 +102,14 @@ async def served(
     config: Config, model: Path, scratch: Path | None, say: Callable[[str], None]
 ) -> AsyncIterator[Serving]:
     """Everything that sampling needs, its workers started. scratch: a folder to remove where Ray dies, which
-    ends the process. Raises Stopped after a signal."""
+    ends the process."""
 
     def ray_has_died(lost: RayLost) -> None:
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
         leave_without_ray(lost)
 
-    async with (
-        signals.cancelled(say),
-        start_serving(config, model, say, lambda event: None) as serving,
-    ):
+    async with start_serving(config, model, say, lambda event: None) as serving:
         with ray_watched(ray_has_died):
             say("starting rollout workers")
             await serving.pool.start()
@@ -126,9 +123,16 @@ def with_weights(
     score: Callable[[Path, Path | None], Coroutine[Any, Any, Scores]],
 ) -> Scores:
     """The result of `score(model, scratch)` on a checkpoint's weights, exported to the folder `scratch`; on
-    model.path without one."""
+    model.path without one. Raises Stopped after a signal, whenever it comes: the folder is removed then."""
+
+    async def heard(model: Path, scratch: Path | None) -> Scores:
+        async with signals.cancelled(say):
+            return await score(model, scratch)
+
     if checkpoint is None:
-        return asyncio.run(score(models.resolve(config.model.path), None))
+        with signals.raised():
+            model = models.resolve(config.model.path)
+        return asyncio.run(heard(model, None))
     with tempfile.TemporaryDirectory(prefix="unspiral-eval-") as folder:
         with signals.raised():
             found = find(checkpoint, config.run_dir)
@@ -136,4 +140,4 @@ def with_weights(
             for line in differing(found, config):
                 say(line)
             export_checkpoint(found, Path(folder) / "model")
-        return asyncio.run(score(Path(folder) / "model", Path(folder)))
+        return asyncio.run(heard(Path(folder) / "model", Path(folder)))
