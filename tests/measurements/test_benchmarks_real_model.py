@@ -7,7 +7,17 @@ from places import ROOT
 
 from benchmarks.collapse.findings import SPIKE, means_of_8
 from benchmarks.collapse.page import SHORT
-from benchmarks.real_model import SEEDS, first_alarm, halved, metrics, pair, pairs, runs, sign_test, table
+from benchmarks.real_model.training import (
+    SEEDS,
+    first_alarm,
+    halved,
+    metrics,
+    pair,
+    pairs,
+    runs,
+    sign_test,
+    table,
+)
 
 PAGE = (ROOT / "docs/study.md").read_text(encoding="utf-8")
 
