@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,10 @@ class Result:
     greedy: dict[int, float]
 
     def outcomes(self) -> Outcomes:
+        return self._outcomes
+
+    @cached_property
+    def _outcomes(self) -> Outcomes:
         return outcomes(self.rows, self.sampled, self.greedy, died=self.header["died"], end=END)
 
     def first_batch(self) -> tuple[Any, ...] | None:

@@ -8,6 +8,8 @@ from places import ROOT
 from benchmarks.collapse.findings import SPIKE, means_of_8
 from benchmarks.collapse.page import SHORT
 from benchmarks.real_model.training import (
+    FIRST_LOTS,
+    HALF_RATE,
     SEEDS,
     first_alarm,
     halved,
@@ -91,6 +93,28 @@ def test_the_sentences_beside_the_tables_are_those_of_the_committed_runs():
     assert alarms["dead_batch"] == 12 < alarms["likelihood"] and "`dead_batch` came first, at step 12" in said
 
 
+def test_what_exact_match_did_at_the_high_rate_is_that_of_the_runs():
+    said = " ".join(PAGE.split())
+    every = [one for file in (FIRST_LOTS, HALF_RATE) for one in runs(file).values()]
+    gained = [greedy_gain(run) for run in every if run["lr"] == 1e-5]
+    assert 681 * max(gained) == pytest.approx(1) and len(gained) == 9
+    assert "no run gained more than one right answer of 681 by greedy decoding at the high rate" in said
+    low = [greedy_gain(run) for run in every if run["lr"] == 3e-6]
+    assert 681 * min(low) > 24 and len(low) == 2 and "at the lower one both arms gained dozens" in said
+    sampled = [
+        [runs()[f"llds_lr1e-5_s{seed}"]["evaluations"][f"{when}_sampled"]["overall"]["em"] for seed in SEEDS]
+        for when in ("before", "after")
+    ]
+    ranges = [f"{min(one):.3f} to {max(one):.3f}" for one in sampled]
+    assert ranges == ["0.164 to 0.186", "0.236 to 0.253"]
+    assert "the sampled one rose (.164 to .186 before, .236 to .253 after)" in said
+
+
+def greedy_gain(run):
+    before, after = (run["evaluations"][f"{when}_greedy"]["overall"]["em"] for when in ("before", "after"))
+    return after - before
+
+
 def test_the_readme_claims_what_the_committed_runs_show():
     said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     found = [run for run in runs().values() if run["lr"] == 1e-5 and run["seed"] in (100, 101, 102)]
@@ -102,6 +126,7 @@ def test_the_readme_claims_what_the_committed_runs_show():
         assert after < before
         assert (run["phase"] == "collapsed") == (run["llds.lambda"] == 0)
     assert "three of three paired runs of GRPO collapsed and none of three with LLDS did" in said
+    assert "their greedy exact match did not rise either" in said
     bench = (ROOT / "docs/collapse_bench.md").read_text(encoding="utf-8")
     assert (
         "252 short laboratory runs with three seeds per cell, LLDS-A helps under one cause of twelve" in said
