@@ -110,6 +110,40 @@ def test_what_exact_match_did_at_the_high_rate_is_that_of_the_runs():
     assert "the sampled one rose (.164 to .186 before, .236 to .253 after)" in said
 
 
+def test_the_scores_and_habits_that_the_page_names_are_those_of_the_runs():
+    said = " ".join(PAGE.split())
+    ends = {
+        arm: [runs()[f"{arm}_lr1e-5_s{s}"]["evaluations"]["after_greedy"]["overall"]["em"] for s in SEEDS]
+        for arm in ("grpo", "llds")
+    }
+    llds = [f"{em:.2f}".lstrip("0") for em in ends["llds"]]
+    grpo = [f"{em:.2f}".lstrip("0") for em in ends["grpo"]]
+    assert f"went from .29 to {llds[0]}, {llds[1]} and {llds[2]} all the same" in said
+    assert f"(from .29 to {llds[0]}, {llds[1]} and {llds[2]}) at a rate at which plain GRPO fell to" in said
+    assert f"fell to {grpo[0]}, {grpo[1]} and {grpo[2]}" in said
+    before = {
+        seeds: [
+            r["evaluations"]["before_greedy"]["overall"]["em"] for r in runs().values() if r["seed"] in seeds
+        ]
+        for seeds in ((0, 99), SEEDS)
+    }
+    low, high = (f"{min(b):.3f} to {max(b):.3f}".replace("0.", ".") for b in before.values())
+    assert (len(before[0, 99]), len(before[SEEDS])) == (4, 6)
+    assert f"{low} and {high} are the noise of batched bfloat16 arithmetic" in said
+    low_rate = [runs()[f"{arm}_lr3e-6_s0"]["evaluations"] for arm in ("grpo", "llds")]
+    first, second, third, fourth = (
+        f"{one[when]['overall']['em']:.3f}".lstrip("0")
+        for when in ("before_greedy", "after_greedy")
+        for one in low_rate
+    )
+    assert f"both arms learned, from {first} and {second} to {third} and {fourth}" in said
+    searches = [metrics(f"{arm}_lr1e-5_s{seed}")[-10:] for arm in ("grpo", "llds") for seed in SEEDS]
+    means = [sum(row["rollout/searches"] for row in rows) / 10 for rows in searches]
+    assert [round(mean, 1) for mean in means] == [0.0, 3.0, 0.0, 1.0, 1.0, 1.0]
+    assert "All three of LLDS-A search once" in said and "seed 102 guesses without a search" in said
+    assert "asks the retriever nothing" in said and "until its turns are over" in said
+
+
 def greedy_gain(run):
     before, after = (run["evaluations"][f"{when}_greedy"]["overall"]["em"] for when in ("before", "after"))
     return after - before
