@@ -298,7 +298,8 @@ def check_sources(todo: list[Cell]) -> None:
         if source is not None and not source.ended and source.name not in names:
             raise UserError(
                 f"--arms {cell.arm}: it follows the recorded series of {source.name}, whose cell has not "
-                f"ended ({source.run}); run --arms {source.arm} first, or both together"
+                f"ended ({source.run}); run --arms {source.arm} first, or both together, or take it from a "
+                f"collected cell (the command series)"
             )
 
 
