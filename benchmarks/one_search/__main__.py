@@ -15,6 +15,7 @@ from benchmarks.collapse_bench.cells import set_threads
 from benchmarks.grids.cell_folder import run_timed, states_table
 from benchmarks.grids.command_line import (
     add_commands,
+    check_kept,
     command,
     numbers,
     positive,
@@ -22,9 +23,8 @@ from benchmarks.grids.command_line import (
     write_between,
 )
 from benchmarks.one_search.cells import RESULTS, Cell, collect, read_all
-from benchmarks.one_search.plan import ARMS, CALIBRATION, SEEDS, STEPS, configuration
+from benchmarks.one_search.plan import ARMS, SEEDS, STEPS, configuration
 from benchmarks.one_search.tables import END, FIRST, block
-from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from trainer.config.schema import parse_config
 
@@ -100,21 +100,19 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.command == "start":
         print(start.stuck_model(arguments.seed))
         return 0
-    seeds = [arguments.seed] if arguments.command == "cell" else arguments.seeds
-    for seed in seeds:
-        if seed not in (CALIBRATION, *SEEDS):
-            raise UserError(
-                f"--seeds {seed}: not in the plan; accepted: {SEEDS[0]} to {SEEDS[-1]}, "
-                f"and {CALIBRATION} to try things out"
-            )
     if arguments.command == "cell":
         return run_cell(Cell(arguments.arm, arguments.seed, arguments.folder, arguments.steps))
-    found = [Cell(arm, seed, arguments.folder, arguments.steps) for seed in seeds for arm in arguments.arms]
+    found = [
+        Cell(arm, seed, arguments.folder, arguments.steps)
+        for seed in arguments.seeds
+        for arm in arguments.arms
+    ]
     if arguments.command == "grid":
         return run_grid(found, arguments.folder, arguments.parallel, console)
     if arguments.command == "status":
         console.print(states_table(found, "arm"))
         return 0
+    check_kept(arguments.seeds, SEEDS, arguments.out, RESULTS)
     words = {cell.name: collect(cell, arguments.out, replace=arguments.replace) for cell in found}
     return tell_collected(words, console)
 

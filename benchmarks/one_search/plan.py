@@ -11,8 +11,6 @@ from benchmarks.barometer import plan as barometer
 STEPS, QUESTIONS = 48, 100
 LAST = 10
 """Steps of the mean that a run ends with."""
-CALIBRATION = 2999
-"""The seed by which the start was looked at."""
 SEEDS = tuple(range(3000, 3005))
 LLDS = {"lambda": 0.5}
 ARMS: dict[str, dict[str, Any]] = {

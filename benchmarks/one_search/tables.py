@@ -17,13 +17,15 @@ def block(results: Sequence[Result]) -> str:
     if not results:
         return "Not run yet."
     made = {result.key: result for result in results}
-    there = [seed for seed in SEEDS if all((arm, seed) in made for arm in ARMS)]
+    seeds = sorted({seed for _, seed in made})
+    there = [seed for seed in seeds if all((arm, seed) in made for arm in ARMS)]
     seconds = statistics.median(result.header["cpu_seconds"] for result in results)
     processors = sorted({result.header["versions"]["processor"] for result in results})
     return "\n".join(
         [
-            f"{len(results)} of {len(ARMS) * len(SEEDS)} runs of {STEPS} steps are there, median "
-            f"{seconds:.0f} s of CPU each ({', '.join(processors)}); {len(there)} seeds have all arms. "
+            f"{len(results)} runs of {STEPS} steps, median {seconds:.0f} s of CPU each "
+            f"({', '.join(processors)}); seeds with all arms: {', '.join(map(str, there)) or 'none'} (the "
+            f"plan has {SEEDS[0]} to {SEEDS[-1]}). "
             f"Searches are per trajectory, at the end in the mean of the last {LAST} steps. Exact match is "
             "sampled, on held-out questions of two hops. The contrasts are of the mean of all steps, with "
             "Student's 95 % interval.",
@@ -59,7 +61,8 @@ def _arms(made: dict[tuple[str, int], Result]) -> str:
 
 def _contrast(made: dict[tuple[str, int], Result], arm: str, control: str) -> str:
     """A line by rule: the difference of searches in the mean of all steps, paired by seed."""
-    pairs = [(made[arm, s], made[control, s]) for s in SEEDS if (arm, s) in made and (control, s) in made]
+    seeds = [seed for of, seed in made if of == arm and (control, seed) in made]
+    pairs = [(made[arm, seed], made[control, seed]) for seed in seeds]
     found = student([a.searches()[-1] - b.searches()[-1] for a, b in pairs])
     if found.pairs < 2:
         return f"- `{arm}` minus `{control}`: not known yet."

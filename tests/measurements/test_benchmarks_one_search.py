@@ -75,8 +75,8 @@ def test_the_section_by_hand(tmp_path):
             made = made_up(tmp_path, arm, seed, searches, beta)
             assert collect(made, out) == "written" and collect(made, out) == "same bits"
     text = block(read_all(out))
-    assert text.startswith(f"12 of 20 runs of {STEPS} steps are there, median 90 s of CPU each (")
-    assert "3 seeds have all arms." in text
+    assert text.startswith(f"12 runs of {STEPS} steps, median 90 s of CPU each (")
+    assert "seeds with all arms: 3000, 3001, 3002 (the plan has 3000 to 3004)." in text
     # Searches rise in a line: the last ten steps of 48 have 42.5 / 47 of the rise, all steps half of it.
     assert "| `grpo` | plain GRPO | 3 | 1.00 | 1.45 | 1.25 | - | 0.00 | 0.50 |" in text
     assert "| 3 | 1.00 | 1.38 | 1.21 | 0.55 | 0.00 | 0.42 |" in text
@@ -88,12 +88,16 @@ def test_the_section_by_hand(tmp_path):
     assert block(read_all(out)[:1]).count("not known yet") == 3
 
 
-def test_a_cut_cell_is_not_collected_and_a_wrong_seed_is_refused(tmp_path, capsys):
+def test_a_cut_cell_is_not_collected_and_any_seed_can_be_collected_elsewhere(tmp_path, capsys):
     cell = made_up(tmp_path, "grpo", 3000, 1.5)
     (cell.run / "summary.json").write_text(json.dumps({"exit": 130, "steps": 12}))
     assert collect(cell, tmp_path / "out") == "not ended"
-    assert main(["grid", "--folder", str(tmp_path), "--seeds", "5"]) == 2
-    assert "--seeds 5: not in the plan; accepted: 3000 to 3004" in capsys.readouterr().err
+    made_up(tmp_path, "grpo", 5, 1.5)
+    arguments = ["collect", "--folder", str(tmp_path), "--arms", "grpo", "--seeds", "5"]
+    assert main(arguments) == 2
+    assert "--seeds 5: not in the plan, whose seeds are 3000 to 3004; --out" in capsys.readouterr().err
+    assert main([*arguments, "--out", str(tmp_path / "mine")]) == 0
+    assert [result.key for result in read_all(tmp_path / "mine")] == [("grpo", 5)]
 
 
 def test_the_page_holds_the_section_of_the_committed_runs(tmp_path):
