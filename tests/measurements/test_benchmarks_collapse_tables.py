@@ -232,6 +232,24 @@ def test_an_arm_may_follow_a_collected_cell_whose_run_folder_is_not_there(tmp_pa
     assert main(["series", "--results", str(tmp_path / "none"), "--folder", str(here)]) == 1
 
 
+def test_seeds_outside_the_plan_are_paired_beside_it(results, tmp_path):
+    assert "outside the plan" not in everything(read_all(results))
+    for seed, em in ((200, 0.2), (201, 0.3), (202, 0.4)):
+        collect(made_up(tmp_path, "grpo", seed, 0.1), tmp_path / "out")
+        collect(made_up(tmp_path, "llds_0.5", seed, em), tmp_path / "out")
+    collect(made_up(tmp_path, "half_grpo", 202, 0.5), tmp_path / "out")
+    text = everything(read_all(tmp_path / "out"))
+    part = text.split("## Seeds outside the plan\n")[1].split("## ")[0]
+    rows = [line for line in part.splitlines() if line.startswith("| llds") or line.startswith("| half")]
+    # .1, .2 and .3: of eight sign flips only +++ and --- reach their sum.
+    assert rows[0].startswith("| llds_0.5 | grpo | 3 | +0.200 | +0.1") and rows[0].endswith("| 0.25 |")
+    assert rows[1:] == [
+        "| half_grpo | grpo | 1 | +0.400 | - | 1.00 |",
+        "| llds_0.5 | half_grpo | 1 | -0.100 | - | 1.00 |",
+    ]
+    assert "Undecided: not all ten seeds" in text
+
+
 def test_times_rates_and_attempts_are_not_of_the_fingerprint():
     row = {
         "step": 1,
