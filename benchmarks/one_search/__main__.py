@@ -25,6 +25,8 @@ from benchmarks.grids.command_line import (
 from benchmarks.one_search.cells import RESULTS, Cell, collect, read_all
 from benchmarks.one_search.plan import ARMS, SEEDS, STEPS, configuration
 from benchmarks.one_search.tables import END, FIRST, block
+from services.common.errors import UserError
+from services.common.files import lock
 from services.common.loading.lazy import LazyModule
 from trainer.config.schema import parse_config
 
@@ -67,8 +69,14 @@ def job(name: str, log: Path, *arguments: str) -> Job:
 
 
 def run_grid(found: list[Cell], folder: Path, parallel: int, console: Console) -> int:
-    """Run what has not ended; a cell that was cut begins anew. Raises UnspiralError where one fails."""
+    """Run what has not ended; a cell that was cut begins anew. Raises UserError where another grid has the
+    folder, UnspiralError where a cell fails."""
     set_threads()
+    folder.mkdir(parents=True, exist_ok=True)
+    held = lock(
+        folder / ".lock",
+        lambda holder: UserError(f"--folder {folder}: another grid runs in it; choose another folder"),
+    )
     todo = [cell for cell in found if not cell.ended]
     console.print(f"{len(found)} cells, {len(todo)} to run, {parallel} at a time; logs in {folder / 'logs'}")
     seeds = dict.fromkeys(cell.seed for cell in todo)
@@ -83,7 +91,7 @@ def run_grid(found: list[Cell], folder: Path, parallel: int, console: Console) -
         for cell in todo
     ]
     progress = GridProgress([], parallel, console)
-    with Runner(parallel, console).opened() as runner:
+    with held, Runner(parallel, console).opened() as runner:
         runner.run(starts, progress)
         runner.run(cells, progress)
     return 0

@@ -14,6 +14,7 @@ from benchmarks.one_search.cells import RESULTS, Cell, collect, read_all
 from benchmarks.one_search.plan import ARMS, CONTRASTS, SEEDS, STEPS, arms_table, configuration
 from benchmarks.one_search.start import FIRST_WORLD, TWICE, shown
 from benchmarks.one_search.tables import END, FIRST, block
+from services.common.files import lock
 from trainer.config.schema import parse_config
 from trainer.lab.demonstrations import Library
 from trainer.lab.world import make_world
@@ -86,6 +87,12 @@ def test_the_section_by_hand(tmp_path):
     assert "no difference of searches was shown: +0.05 (" in code
     assert llds == "- `llds_a` minus `grpo`: fewer searches: **-0.15 (-0.15 to -0.15)**, 3 seeds."
     assert block(read_all(out)[:1]).count("not known yet") == 3
+
+
+def test_two_grids_do_not_share_a_folder(tmp_path, capsys):
+    with lock(tmp_path / ".lock"):
+        assert main(["grid", "--folder", str(tmp_path)]) == 2
+    assert "another grid runs in it" in capsys.readouterr().err
 
 
 def test_a_cut_cell_is_not_collected_and_any_seed_can_be_collected_elsewhere(tmp_path, capsys):
