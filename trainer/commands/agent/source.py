@@ -31,6 +31,8 @@ else:  # numba and FastAPI take seconds, which a mistake in the words need not w
 Say = Callable[[str], None]
 INDEX = "retriever_index"
 """Where a run keeps the index of its corpus."""
+EVAL_INDEX = "eval_retriever_index"
+"""Where it keeps that of its held-out questions, if they have a corpus of their own."""
 MASKED = "***"
 
 
@@ -121,6 +123,10 @@ def retriever_url(source: Named, given: str | None, parts: ExitStack, say: Say) 
         return _served(given, source, parts, say)
     if source.checkpoint is None:
         raise UserError(f"--retriever is missing: {source.name} is a model's folder, which names none")
+    if source.run and (source.run / EVAL_INDEX).is_dir():
+        say(
+            f"for the run's held-out questions, which have an index of their own: --retriever {source.run / EVAL_INDEX}"
+        )
     if settings.url:
         if MASKED in settings.url:
             raise UserError(
