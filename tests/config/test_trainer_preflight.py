@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
@@ -16,8 +17,9 @@ from services.common.errors import EnvironmentLacks, UserError
 from services.common.processes import signals
 from services.contracts import Question
 from services.settings import RolloutSettings
+from trainer.commands.checks.doctor import check_config
 from trainer.commands.cli import main
-from trainer.config.schema import parse_config
+from trainer.config.schema import load_config, parse_config
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its files (lab:train_corpus:0)
 from trainer.session import startup
 from trainer.session.own_parts import OwnParts
@@ -61,6 +63,24 @@ def test_an_index_or_corpus_that_is_not_there_is_said_before_ray_starts(tmp_path
     elsewhere = {"retriever": {"corpus": "lab:train_corpus:0"}, "evaluation": {"retriever": {key: nowhere}}}
     with pytest.raises(UserError, match=rf"^evaluation\.retriever\.{key}: "):
         check_retrievers(parse_config(BASE | elsewhere))
+
+
+def test_a_folder_that_is_no_index_is_said_by_each_command_before_anything_starts(tmp_path, run, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "questions.jsonl").write_text('{"question": "q?", "golden_answers": ["a"]}\n')
+    lines = ["model: {path: m}", "data: {train: questions.jsonl}", "retriever: {index: notes}", ""]
+    (tmp_path / "mine.yaml").write_text("\n".join(lines))
+    (tmp_path / "m").mkdir()
+    wrong = "notes: no index: it has no meta.json"
+    status, _, err = run("train", "--config", "mine.yaml")
+    assert status == 2 and err.startswith(f"unspiral: retriever.index: {wrong}; `unspiral index build ")
+    assert not (tmp_path / "runs").exists()
+    status, _, err = run("init", "--model", "m", "--data", "questions.jsonl", "--index", "notes")
+    assert status == 2 and err.startswith(f"unspiral: --index: {wrong}")
+    assert not (tmp_path / "unspiral.yaml").exists()
+    found = {f.what: f for f in check_config(Path("mine.yaml"), load_config(Path("mine.yaml")))}
+    assert found["retriever.index"].level == "bad" and wrong in found["retriever.index"].advice
 
 
 def test_every_placeholder_of_a_configuration_is_named_before_the_run_has_a_folder(
@@ -374,7 +394,7 @@ def test_the_advice_for_a_late_ray_is_not_what_was_done_already(monkeypatch):
     monkeypatch.setattr(startup.ray, "init", late)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("RAY_raylet_start_wait_time_s", raising=False)
-    with pytest.raises(EnvironmentLacks, match="set RAY_raylet_start_wait_time_s=120"):
+    with pytest.raises(EnvironmentLacks, match="set RAY_raylet_start_wait_time_s=180"):
         startup.connect_ray(lambda text: None)
     monkeypatch.setenv("RAY_raylet_start_wait_time_s", "180")
     with pytest.raises(EnvironmentLacks, match=r"has less to do\): The current node"):

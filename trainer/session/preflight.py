@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from retriever_service.errors import IndexInvalid
+from retriever_service.index_folder.description import read_info
 from services.common import hub
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.loading.user_code import is_import_path, load
@@ -40,13 +42,14 @@ def check_named_files(config: Config) -> None:
     }
     for key, settings in _retrievers(config):
         named[f"{key}.corpus"] = settings.corpus
-        if settings.index and not is_import_path(settings.index):
-            named[f"{key}.index"] = settings.index
+    named |= indexes_of(config)
     missing = [f"{key}: {value}" for key, value in named.items() if value and not _is_there(key, value)]
     if len(missing) == 1 and missing[0].startswith("model.path: "):
         models.resolve(config.model.path)  # it says what a model may be
     if missing:
         raise UserError(f"{'; '.join(missing)}: no such file or folder")
+    for key, index in indexes_of(config).items():
+        check_index(key, index)
     for key, value in named.items():
         if value and models.on_hub(value) and not key.endswith(("model.path", ".index")):
             hub.local_file(key, value, models.aside)
@@ -65,19 +68,33 @@ def _retrievers(config: Config) -> Iterator[tuple[str, RetrieverSettings]]:
         yield "evaluation.retriever", config.evaluation.retriever
 
 
+def indexes_of(config: Config) -> dict[str, str]:
+    """Index folders that a configuration names, by key."""
+    return {
+        f"{key}.index": settings.index
+        for key, settings in _retrievers(config)
+        if settings.index and not is_import_path(settings.index)
+    }
+
+
 def check_retrievers(config: Config) -> None:
     """Raises UserError where an index folder or a corpus file is not there."""
+    for key, index in indexes_of(config).items():
+        check_index(key, index)
     for key, settings in _retrievers(config):
         if settings.index and is_import_path(settings.index):
             load(f"{key}.index", settings.index, "a function of a query and topk")
-        elif settings.index and not Path(settings.index).is_dir():
-            raise UserError(
-                f"{key}.index: {settings.index}: no such folder; expected one that `unspiral index build` "
-                "made"
-            )
         corpus = settings.corpus
         if corpus and not models.is_there(corpus):
             raise UserError(f"{key}.corpus: {corpus}: no such file or folder; docs/data.md says what is read")
+
+
+def check_index(key: str, folder: str) -> None:
+    """Raises UserError, with the key, where a folder is no index; the index's files are not looked at."""
+    try:
+        read_info(folder)
+    except IndexInvalid as e:
+        raise UserError(f"{key}: {str(e).removeprefix('index ')}") from None
 
 
 def check_learner_files(config: Config) -> None:

@@ -33,6 +33,7 @@ from trainer.config.schema import Config, load_config
 from trainer.data.questions import BadRow, parsed
 from trainer.lab.demo import lab_name
 from trainer.session.gpus import gpus_here
+from trainer.session.preflight import check_index, indexes_of
 
 LOOKED_AT = 1000
 """Rows of a question file that are read."""
@@ -272,6 +273,12 @@ def check_config(path: Path, config: Config) -> Iterator[Finding]:
             yield Finding(key, "bad", value, "no such file or folder")
         elif value and key.startswith("data.") and Path(value).exists():
             yield _questions_of(key, value, config.data.skip_bad)
+    for key, folder in indexes_of(config).items():
+        try:
+            check_index(key, folder)
+            yield Finding(key, "good", folder)
+        except UserError as e:
+            yield Finding(key, "bad", folder, str(e))
     if lack := lack_of_gpus(config, gpus_here()):
         # A cluster that is joined has other machines.
         yield Finding("GPUs", "note" if os.environ.get("RAY_ADDRESS") else "bad", *lack)
