@@ -71,7 +71,7 @@ def _in_a_group_of_their_own() -> Iterator[None]:
         utils.set_kill_on_parent_death_linux = bound
 
 
-RAY_MAY_TAKE_LONGER = ", or set RAY_raylet_start_wait_time_s=120"
+RAY_MAY_TAKE_LONGER = ", or set RAY_raylet_start_wait_time_s=180"
 
 
 def connect_ray(say: Say) -> None:
