@@ -165,12 +165,14 @@ def check_room(
     while not folder.exists():
         folder = folder.parent
     disk_free = shutil.disk_usage(folder).free if disk_free is None else disk_free
-    disk = 16 * trained * (config.trainer.keep_checkpoints + config.trainer.keep_best + 1) + GIB // 4
+    kept = config.trainer.keep_checkpoints
+    best = config.trainer.keep_best
+    disk = 16 * trained * (kept + best + 1) + GIB // 4
     if disk_free < disk:
         raise EnvironmentLacks(
             f"run.dir: {folder} has {disk_free / GIB:.1f} GiB free; {disk / GIB:.1f} GiB are needed for "
-            f"{config.trainer.keep_checkpoints} checkpoints "
-            f"of {trained / 1e6:.0f} M parameters (trainer.keep_checkpoints)"
+            f"checkpoints of {trained / 1e6:.0f} M parameters: {kept} (trainer.keep_checkpoints), "
+            f"{'the best (trainer.keep_best), ' if best else ''}and the one that is being written"
         )
     if torch.cuda.is_available() or os.environ.get(
         "RAY_ADDRESS"

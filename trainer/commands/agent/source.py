@@ -123,10 +123,9 @@ def retriever_url(source: Named, given: str | None, parts: ExitStack, say: Say) 
         return _served(given, source, parts, say)
     if source.checkpoint is None:
         raise UserError(f"--retriever is missing: {source.name} is a model's folder, which names none")
-    if source.run and (source.run / EVAL_INDEX).is_dir():
-        say(
-            f"for the run's held-out questions, which have an index of their own: --retriever {source.run / EVAL_INDEX}"
-        )
+    held_out = source.run / EVAL_INDEX if source.run else None
+    if held_out and held_out.is_dir():
+        say(f"the run's held-out questions have an index of their own: --retriever {held_out}")
     if settings.url:
         if MASKED in settings.url:
             raise UserError(

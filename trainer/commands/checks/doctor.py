@@ -29,6 +29,7 @@ from trainer.commands.checks.findings import GIB, Finding, judged, status_of
 from trainer.commands.checks.leftovers import find_leftovers
 from trainer.commands.version import version
 from trainer.config.gpus_needed import lack_of_gpus
+from trainer.config.remarks import remarks
 from trainer.config.schema import Config, load_config
 from trainer.data.questions import BadRow, parsed
 from trainer.lab.demo import lab_name
@@ -256,6 +257,8 @@ def _questions_of(key: str, value: str, skip_bad: bool) -> Finding:
 def check_config(path: Path, config: Config) -> Iterator[Finding]:
     """The files and services that a configuration names."""
     yield Finding("configuration", "good", str(path))
+    for remark in remarks(config):
+        yield Finding("configuration", "note", remark)
     held_out = config.evaluation.retriever
     files = {
         "data.train": config.data.train,
