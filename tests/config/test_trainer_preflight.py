@@ -65,13 +65,18 @@ def test_an_index_or_corpus_that_is_not_there_is_said_before_ray_starts(tmp_path
         check_retrievers(parse_config(BASE | elsewhere))
 
 
-def test_a_folder_that_is_no_index_is_said_by_each_command_before_anything_starts(tmp_path, run, monkeypatch):
+def test_what_is_no_question_or_no_index_is_said_by_each_command_at_once(tmp_path, run, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes").mkdir()
     (tmp_path / "questions.jsonl").write_text('{"question": "q?", "golden_answers": ["a"]}\n')
     lines = ["model: {path: m}", "data: {train: questions.jsonl}", "retriever: {index: notes}", ""]
     (tmp_path / "mine.yaml").write_text("\n".join(lines))
     (tmp_path / "m").mkdir()
+    (tmp_path / "words.jsonl").write_text("hello\n")
+    elsewhere = ["retriever.index=null", "retriever.url=http://127.0.0.1:9"]
+    status, _, err = run("train", "--config", "mine.yaml", "data.train=words.jsonl", *elsewhere)
+    assert status == 2 and err.startswith("unspiral: words.jsonl: neither JSON, CSV")
+    assert not (tmp_path / "runs").exists()
     wrong = "notes: no index: it has no meta.json"
     status, _, err = run("train", "--config", "mine.yaml")
     assert status == 2 and err.startswith(f"unspiral: retriever.index: {wrong}; `unspiral index build ")

@@ -26,9 +26,12 @@ from trainer.config.learner import LoRASettings
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.demonstrations import read_demonstrations
+from trainer.data.questions import load_questions
 from trainer.loop.update.matched_step import read_series
 
 GIB = 1 << 30
+LOOKED_AT = 100
+"""Rows at the start of a question file that are read before anything slow starts."""
 
 
 def check_named_files(config: Config) -> None:
@@ -55,6 +58,10 @@ def check_named_files(config: Config) -> None:
             hub.local_file(key, value, models.aside)
     if models.on_hub(config.model.path):
         models.resolve(config.model.path)
+    if not config.data.skip_bad:
+        for file in (config.data.train, config.data.eval):
+            if file and Path(file).exists():
+                load_questions(file, first=LOOKED_AT)
 
 
 def _is_there(key: str, value: str) -> bool:
