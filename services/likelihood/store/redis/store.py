@@ -18,6 +18,7 @@ Keys, all below `unspiral:`
     RUN:facts                     hash: about, labels -> JSON (facts.py)
     RUN:monitor                   hash: step -> state;  RUN:alarms  JSON
     RUN:events                    stream;  RUN:evaluations  stream of those of that kind (events.py)
+    RUN:events_sorted             1 once the evaluations of the first stream are in the second one
 A step is written in one MULTI under WATCH, so that several services may share a Redis. Aggregates stay for
 ever; Redis must append to disk (`appendonly yes`) and must not evict.
 """
