@@ -2,7 +2,9 @@
 Ray."""
 
 import asyncio
+import gc
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -10,11 +12,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
+import psutil
 import pytest
 from command_line import run  # noqa: F401
+from end_to_end import ENVIRONMENT
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.processes import signals
+from services.common.processes.alive import is_alive
 from services.contracts import Question
 from services.settings import RolloutSettings
 from trainer.commands.checks.doctor import check_config
@@ -356,6 +361,55 @@ def test_a_start_that_is_cut_short_waits_a_bounded_time_for_a_service(monkeypatc
     monkeypatch.setattr(startup, "CANCEL_SECONDS", 30.0)
     asyncio.run(cut(0.02))
     assert log == ["slow stopped"]
+
+
+IN_C = """
+import ctypes
+from services import local_ray
+from services.common.processes import signals
+from trainer.session import startup
+
+def start(**options):
+    local_ray._WAS_SET[local_ray.OWNER_VARIABLE] = None
+    ctypes.CDLL(None).system(b"echo $$; kill -TERM $PPID; sleep 600")
+
+signals.OVERDUE_SECONDS = 0.2
+startup.start_local_ray = start
+startup.connect_ray(lambda text: None)
+"""
+
+
+def test_a_signal_ends_a_ray_whose_start_does_not_come_back_to_python():
+    environment = {k: v for k, v in ENVIRONMENT.items() if k != "RAY_ADDRESS"}
+    ended = subprocess.run(
+        [sys.executable, "-c", IN_C], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert ended.stderr.splitlines()[-1] == "unspiral: SIGTERM: Ray did not leave its start; ended with it"
+    assert not psutil.pid_exists(int(ended.stdout)) or not is_alive(psutil.Process(int(ended.stdout)))
+
+
+def test_a_start_that_is_left_behind_and_fails_says_nothing(monkeypatch, caplog):
+    monkeypatch.setattr(startup, "CANCEL_SECONDS", 0.0)
+    over = threading.Event()
+
+    def start():
+        over.wait(30)
+        raise EnvironmentLacks("the actor never ran")
+
+    async def cut():
+        async with AsyncExitStack() as stack:
+            starting = asyncio.create_task(startup._started(start, stack))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+        over.set()
+
+    asyncio.run(cut())
+    gc.collect()
+    assert caplog.records == []
 
 
 def test_a_cluster_that_cannot_be_joined_is_one_line_and_signal_handlers_stay(monkeypatch):
