@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.machine import machine
-from services.rollout.engines import vllm_front_end, vllm_held_outputs
+from services.rollout.engines import tag_ids, vllm_front_end, vllm_held_outputs
 from services.rollout.worker.tokenizer import load_tokenizer
 
 STOPS = ["</search>", "</answer>"]
 WAYS: dict[str, dict[str, bool] | None] = {
     "vLLM's own": None,
-    "ids": {vllm_front_end.MARK: True},
-    "held": {vllm_front_end.MARK: True, vllm_held_outputs.MARK: True},
+    "ids": {tag_ids.MARK: True},
+    "held": {tag_ids.MARK: True, vllm_held_outputs.MARK: True},
 }
 """`extra_args` of a request by way."""
 

@@ -196,5 +196,5 @@ def test_a_rank_that_was_prepared_takes_the_same_steps(model):
 
 def test_a_rank_is_not_prepared_without_a_model(model, tmp_path):
     rank = TestableRank(make_config(model), model_path=str(tmp_path), reference=False, rank=0)
-    with pytest.raises(UserError, match="learner rank 0 on .*: "):
+    with pytest.raises(UserError, match=r"learner rank 0 on .*: "):
         rank.prepare()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import os
 import threading
@@ -19,13 +18,12 @@ from typing import Any, Generic, TypeVar
 
 import psutil
 
+from services.rollout.engines import vllm_held_outputs
 from services.rollout.engines.owner import OWNER_VARIABLE, end_with
 
 T = TypeVar("T")
 LOOK_SECONDS = 0.1
 """How often processes of a start that was given up are looked for."""
-HELD_OUTPUTS = "services.rollout.engines.vllm_held_outputs"
-"""Module of what the engine's process does with our requests. It uses vLLM."""
 _ORIGINAL = "unspiral_run_engine_core"
 # vLLM's CPU build warns of it at each import, in this process and in the engine's.
 logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
@@ -127,7 +125,7 @@ def _belonging() -> Callable[..., None]:
 def _run_engine_core(*args: Any, **kwargs: Any) -> None:
     from vllm.v1.engine.core import EngineCoreProc
 
-    importlib.import_module(HELD_OUTPUTS).install()
+    vllm_held_outputs.install()
     # A forked process has the class as `install` left it, a spawned one as vLLM made it.
     getattr(EngineCoreProc, _ORIGINAL, EngineCoreProc.run_engine_core)(*args, **kwargs)
 

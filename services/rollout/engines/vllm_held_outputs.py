@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from services.rollout.engines.tag_ids import enders, is_watched
+from services.rollout.worker.tokenizer import load_tokenizer
 
 MARK = "unspiral_hold"
 _HOOKS = ("_attach_weight_version", "set_weight_version", "abort_requests", "_send_finish_outputs_to_client")
@@ -60,6 +61,8 @@ class Held:
 
 def joined(parts: list[Any]) -> Any:
     """Log-probs of consecutive tokens as one; None where there are none."""
+    import numpy as np
+
     if len(parts) < 2:
         return parts[0] if parts else None
     arrays = (np.concatenate(kind) for kind in list(zip(*parts, strict=True))[:3])
@@ -76,14 +79,10 @@ class Holder:
 
     def _held_of(self, request: Any) -> Held | None:
         """A place for a request's output; None for one that is not held."""
-        from services.rollout.engines.vllm_front_end import enders, is_watched
-
         params = request.sampling_params
         if not wants_the_end_alone(params) or not is_watched(params):
             return None
         if self._tokenizer is None:
-            from services.rollout.worker.tokenizer import load_tokenizer
-
             self._tokenizer = load_tokenizer(self._tokenizer_path)
         return Held(request.client_index, enders(self._tokenizer, tuple(params.stop or ())))
 
