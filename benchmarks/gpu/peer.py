@@ -275,17 +275,17 @@ def _trl(told: dict[str, Any]) -> None:
 
 
 def table(out: dict[str, Any]) -> str:
+    sides = {name: out[name] for name in ("ours", "trl") if name in out}
     lines = [
         f"  {name:5} {r['seconds_per_step']:.2f} s a step, {r['answer_tokens']:.0f} tokens an answer, "
         f"reward {r['reward']:.3f}"
         + (f", {r['command_seconds']:.0f} s in all" if "command_seconds" in r else "")
-        for name, r in out.items()
-        if isinstance(r, dict)
+        for name, r in sides.items()
     ]
     lines += [
         f"  {name}: no reward was earned, so no gradient was computed from one: give a warm-started model"
-        for name, r in out.items()
-        if isinstance(r, dict) and not r["reward"]
+        for name, r in sides.items()
+        if not r["reward"]
     ]
     if "ours" in out and "trl" in out:
         lines.append(
