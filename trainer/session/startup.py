@@ -417,8 +417,8 @@ async def start_system(
         say("starting rollout workers and learner")
         with told(say, lambda: starting(pool, learner)):
             if config.rollout.share_gpus:
-                # An engine measures the free memory when it starts, so the learner comes second.
-                await pool.start()
+                # An engine measures the free memory when it starts: till then the learner uses host memory.
+                await asyncio.gather(pool.start(), asyncio.to_thread(learner.prepare))
                 await pool.sleep()
                 await asyncio.to_thread(learner.start)
             else:
