@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,7 +49,6 @@ from retriever_service.settings import ServerSettings
 from services.common.files import link_or_copy
 
 TOPK = 3
-RESCORE = 10
 KIND = "IVF,SQ8"
 QUESTIONS = 1000
 QUESTIONS_FILE = "questions.npy"
@@ -126,10 +125,11 @@ class Made:
     kind: str
     count: int
     dimension: int
+    rescore: int = 10
 
     def open(self, nprobe: int) -> RankedIndex:
         ranker = DenseRanker(
-            self.folder / INDEX_FILE, LookedUp(self.folder), self.count, nprobe=nprobe, rescore=RESCORE,
+            self.folder / INDEX_FILE, LookedUp(self.folder), self.count, nprobe=nprobe, rescore=self.rescore,
             kind=self.kind,
         )  # fmt: skip
         info = IndexInfo(backend="dense", corpus="made", passages=self.count, settings={})
@@ -267,6 +267,7 @@ def recall(made: Made, nprobe: int, expected: np.ndarray) -> dict:
     index.close()
     return {
         "type": made.kind,
+        "rescore": made.rescore,
         "nprobe": nprobe,
         "recall": round(float(np.mean(kept)), 4),
         "cpu_ms": round(float(np.mean(spent)), 2),
@@ -285,7 +286,8 @@ def serve(made: Made, nprobe: int) -> None:
 def served(made: Made, nprobe: int, threads: int) -> Iterator[tuple[str, psutil.Process]]:
     """Its address and its process."""
     command = [sys.executable, "-m", "benchmarks.dense_sizes", str(made.folder.parent), str(made.count)]
-    command += [str(made.dimension), "--type", made.kind, "--serve", str(nprobe)]
+    command += [str(made.dimension), "--type", made.kind, "--rescore", str(made.rescore)]
+    command += ["--serve", str(nprobe)]
     root = Path(__file__).resolve().parents[1]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     with subprocess.Popen(
@@ -309,6 +311,7 @@ def loaded(made: Made, nprobe: int, threads: int, clients: int, seconds: float) 
         memory = process.memory_info()
     return {
         "type": made.kind,
+        "rescore": made.rescore,
         "nprobe": nprobe,
         "server_threads": threads,
         "clients": clients,
@@ -345,6 +348,9 @@ def main() -> None:
     parser.add_argument("vectors", type=int)
     parser.add_argument("dimension", type=int)
     parser.add_argument("--type", nargs="+", default=[KIND], help="one or more, of the same vectors")
+    parser.add_argument(
+        "--rescore", type=int, default=10, help="candidates scored again, per passage asked for"
+    )
     parser.add_argument("--nprobe", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=20, help="of a load")
@@ -358,7 +364,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.serve is not None:
         (kind,) = args.type
-        serve(Made(args.work / kind.replace(",", "_"), kind, args.vectors, args.dimension), args.serve)
+        folder = args.work / kind.replace(",", "_")
+        serve(Made(folder, kind, args.vectors, args.dimension, args.rescore), args.serve)
         return
 
     budget = Budget(args.budget)
@@ -374,7 +381,7 @@ def main() -> None:
         )  # fmt: skip
         count = made.count
         tell("build", took)
-        measure(made, args, budget)
+        measure(replace(made, rescore=args.rescore), args, budget)
     tell("done", {"seconds": round(time.perf_counter() - budget.began)})
 
 
