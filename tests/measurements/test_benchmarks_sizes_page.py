@@ -60,6 +60,18 @@ def test_the_page_has_the_measured_load_at_random_times():
     ) in PAGE
 
 
+def test_the_page_has_the_measured_merge():
+    merge = RESULT["merge"]
+    assert merge["same_as_segments"]["same"] == merge["same_as_segments"]["questions"] == 200
+    assert (
+        f"That merge took {merge['seconds']:,} s of the clock in both parts, at idle priority on a busy "
+        f"machine (load 10 to 24), and {merge['cpu_seconds']} s of processor time; its peak was "
+        f"{merge['peak_mib']:,} MiB with mapped pages. "
+        f"It needed {merge['needed_bytes'] / 1e9:.1f} GB of disk beside the index"
+    ) in PAGE
+    assert f"the index opened with {merge['passages']:,} passages" in PAGE
+
+
 def test_the_retrievers_own_page_says_the_same_of_it():
     page = (ROOT / "docs/retriever.md").read_text(encoding="utf-8")
     most = RESULT["load"][-1]
