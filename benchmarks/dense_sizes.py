@@ -233,13 +233,22 @@ def _write_lists(
     return done
 
 
-def truth(made: Made, processes: int = 1) -> np.ndarray:
-    """Rows of the best TOPK of each question by all products, int64 [questions, TOPK]."""
+def truth(made: Made, processes: int = 1, budget: Budget | None = None) -> np.ndarray | None:
+    """Rows of the best TOPK of each question by all products, int64 [questions, TOPK]; None where the time
+    ends before."""
+    budget = budget or Budget()
     note = progress("vectors compared")
-    return exact_best(
-        made.folder, made.folder / QUESTIONS_FILE, made.count, made.dimension, TOPK, processes,
-        lambda done: note(done, made.count),
-    )  # fmt: skip
+
+    def compared(done: int) -> None:
+        note(done, made.count)
+        if budget.left() < 0:
+            raise _OutOfTime
+
+    with suppress(_OutOfTime):
+        return exact_best(
+            made.folder, made.folder / QUESTIONS_FILE, made.count, made.dimension, TOPK, processes, compared
+        )
+    return None
 
 
 class LookedUp:
@@ -322,21 +331,28 @@ def loaded(made: Made, nprobe: int, threads: int, clients: int, seconds: float) 
 
 
 def measure(made: Made, args: argparse.Namespace, budget: Budget) -> None:
-    """Recall and load at each number of lists, as far as there is time."""
-    comparing = 2 * args.questions * made.count * made.dimension / args.processes / PRODUCTS_PER_CORE
-    if not budget.fits("truth and recall", comparing):
-        expected = None
-    else:
-        began = time.perf_counter()
-        expected = truth(made, args.processes)
-        tell("truth", {"questions": len(expected), "seconds": round(time.perf_counter() - began)})
+    """Load and recall at each number of lists, as far as there is time."""
     for nprobe in args.nprobe:
-        if expected is not None and budget.fits(f"recall of {nprobe} lists", ASKED_SECONDS * len(expected)):
-            tell("recall", recall(made, nprobe, expected))
         for threads in args.server_threads:
             what = f"load of {nprobe} lists, {threads} threads"
             if budget.fits(what, args.seconds + START_SECONDS):
                 tell("load", loaded(made, nprobe, threads, args.clients, args.seconds))
+    asking = ASKED_SECONDS * args.questions * len(args.nprobe)
+    if not budget.fits("recall", comparing_seconds(args, made.count) + asking):
+        return
+    began = time.perf_counter()
+    expected = truth(made, args.processes, budget)
+    if expected is None:
+        tell("skipped", {"stage": "recall", "why": "its comparison with all vectors took all the time"})
+        return
+    tell("truth", {"questions": len(expected), "seconds": round(time.perf_counter() - began)})
+    for nprobe in args.nprobe:
+        tell("recall", recall(made, nprobe, expected))
+
+
+def comparing_seconds(args: argparse.Namespace, count: int) -> float:
+    """For the comparison of all questions with all vectors; an estimate."""
+    return START_SECONDS + 2 * args.questions * count * args.dimension / args.processes / PRODUCTS_PER_CORE
 
 
 def main() -> None:
@@ -373,11 +389,11 @@ def main() -> None:
     tell("machine", {"name": machine(), "cores": cores})
     count = args.vectors
     for kind in args.type:
-        load_seconds = len(args.nprobe) * len(args.server_threads) * (args.seconds + START_SECONDS)
-        comparing = 2 * args.questions * count * args.dimension / args.processes / PRODUCTS_PER_CORE
+        kept = comparing_seconds(args, count) + ASKED_SECONDS * args.questions * len(args.nprobe)
+        kept += len(args.nprobe) * len(args.server_threads) * (args.seconds + START_SECONDS)
         made, took = build(
             args.work, count, args.dimension, kind, questions=args.questions, processes=args.processes,
-            threads=args.processes, budget=budget, kept=comparing + load_seconds,
+            threads=args.processes, budget=budget, kept=kept,
         )  # fmt: skip
         count = made.count
         tell("build", took)

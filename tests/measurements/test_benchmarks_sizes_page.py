@@ -92,6 +92,8 @@ def test_the_page_has_the_measured_dense_index():
         ).replace("| 0.", "| .") in PAGE
     build = dense["build"]
     assert f"took {build['seconds']} s of the clock on the busy machine and {build['cpu_seconds']} s" in PAGE
+    few, many = (f"{found['recall']:.3f}".removeprefix("0") for found in dense["graph_100k"]["recall"])
+    assert f"had a recall@3 of {few} with 16 lists and {many} with 32, and took 33 s of" in PAGE
 
 
 def test_the_page_has_the_measured_waits_of_training():
