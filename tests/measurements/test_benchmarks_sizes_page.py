@@ -60,6 +60,20 @@ def test_the_page_has_the_measured_load_at_random_times():
     ) in PAGE
 
 
+def test_the_page_has_the_measured_curve():
+    sizes = json.loads((ROOT / "benchmarks/results/bm25_curve.json").read_text())["sizes"]
+    assert [size["passages"] for size in sizes] == [1_000_000, 5_000_000, 21_000_000]
+    for size, beside in zip(sizes, ("postings alone", *["in one run with it"] * 2), strict=True):
+        assert size["same_as_adding_up"] == {"questions": 20, "same": 20}
+        assert (
+            f"| {size['passages']:,}, {beside} | ours, packed | {size['cpu_ms']:.3f} | "
+            f"{size['cpu_p50_ms']:.3f} | {size['cpu_p99_ms']:.2f} | {size['bm25_bytes'] / 1e6:,.0f} without "
+            "texts | | |"
+        ) in PAGE
+    five, all_of_them = (size["cpu_ms"] / sizes[0]["cpu_ms"] for size in sizes[1:])
+    assert f"cost {five:.1f} times the processor time, 21 times the passages {all_of_them:.1f} times" in PAGE
+
+
 def test_the_page_has_the_measured_merge():
     merge = RESULT["merge"]
     assert merge["same_as_segments"]["same"] == merge["same_as_segments"]["questions"] == 200
