@@ -26,9 +26,11 @@ def test_engines_are_measured_in_turns_and_one_that_is_absent_is_said(tmp_path, 
 
 def test_the_rows_are_those_of_the_page():
     page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
-    results = (ROOT / "benchmarks/results" / name for name in ("bm25_sizes.json", "bm25_rivals_500k.json"))
+    names = ("bm25_sizes.json", "bm25_rivals_500k.json", "bm25_rivals_1m.json")
+    results = (ROOT / "benchmarks/results" / name for name in names)
     engines = [found for path in results for found in json.loads(path.read_text())["engines"]]
     assert len(engines) > 12
     for found in engines:
         row = bm25_rivals.row_of(found, found["passages"])
-        assert row == found["row"] and row in page
+        assert row == found["row"]
+        assert row in page or row.replace("| 1,000,000 |", "| 1,000,000, in turns |") in page
