@@ -181,7 +181,9 @@ def test_a_run_whose_disk_takes_no_more_ends_with_3_and_the_first_file(
         runs, "train", lambda config, **_: train(made.config, console=Console(file=out, width=300))
     )
     config = tmp_path / "c.yaml"
-    there = {"model": {"path": str(tmp_path)}, "data": {"train": str(config)}}
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"question": "who?", "golden_answers": ["a"]}\n')
+    there = {"model": {"path": str(tmp_path)}, "data": {"train": str(questions)}}
     config.write_text(json.dumps(there | {"retriever": {"url": "http://x"}}))
     with pytest.raises(SystemExit) as left:
         cli.main(["train", "--config", str(config)])
