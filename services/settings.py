@@ -60,7 +60,8 @@ class RetrieverSettings(Settings):
     """Corpus file or folder, of any layout in docs/data.md, or a data set on the hub (hf:ORG/NAME/FILE); the
     driver indexes it (BM25), then starts the service."""
     skip_bad: bool = False
-    """Leave out malformed lines of `corpus` and count them. By default the first one is an error."""
+    """Leave out malformed lines of `corpus`, and lines with the id of an earlier one, and count them. By
+    default the first one is an error."""
     timeout_seconds: float = Field(60.0, gt=0)
     """Longest wait for one search in seconds, retries included. After it the trajectory fails and is run
     again."""

@@ -146,8 +146,8 @@ def _validate_corpus(path: Path) -> None:
     with progress_on(Console(stderr=True)) as tell:
         rows = _expected(path)
         report = passages.validate_corpus(path, lambda n: tell("read", min(1.0, n / rows), f"{n:,} passages"))
-    _list(report.problems)
-    _list(report.notes)
+    for line in (*report.problems, *report.notes):
+        typer.echo(line)
     typer.echo(f"{path}: a corpus of {counted(report.passages, 'passage')}")
     if report.numbered:
         typer.echo(
@@ -161,14 +161,15 @@ def _validate_corpus(path: Path) -> None:
     ):
         if count:
             typer.echo(counted(count, *what))
+    wrong = []
     if report.malformed:
         bad = f"{report.malformed:,} of {report.malformed + report.passages:,} rows are malformed"
-        raise UserError(f"{path}: {bad}; the first: {report.problems[0]}")
+        wrong.append(f"{bad}; the first: {report.problems[0]}")
     if report.same_ids:
-        raise UserError(
-            f"{path}: {counted(report.same_ids, 'passage has', 'passages have')} the id of another one; "
-            "expected unique ids"
-        )
+        again = counted(report.same_ids, "passage has", "passages have")
+        wrong.append(f"{again} the id of an earlier one; expected unique ids")
+    if wrong:
+        raise UserError(f"{path}: {'; '.join(wrong)}; `index build --skip-bad` leaves these out")
 
 
 def _printable(text: str) -> str:
