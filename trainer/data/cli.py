@@ -294,16 +294,29 @@ def passages_command(
     ],
     dst: Annotated[Path, typer.Argument(help="File to write, JSON Lines.")],
     words: Annotated[int, typer.Option(min=10, help="Most words of a passage.")] = 100,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out what cannot be read and count it.")
+    ] = False,
 ) -> None:
     """Write documents of your own as a corpus of passages. Each passage has whole paragraphs, as far as they
-    fit, with the document's title and heading; rows without an id get one."""
-    made = documents.write_passages(src, dst, words=words)
-    _list([f"{place}: no text" for place in made.empty])
+    fit, with the document's title and heading; rows without an id get one, and so do those with the id of an
+    earlier one."""
+    made = documents.write_passages(src, dst, words=words, skip_bad=skip_bad)
+    for lines in ([f"{place}: no text" for place in made.empty], made.left_out, made.renamed):
+        _list(lines)
     lengths = sorted(made.words)
     typer.echo(
         f"{counted(made.passages, 'passage')} of {counted(made.documents, 'document')} written to {dst}: "
         f"{lengths[len(lengths) // 2]} words at the median, {lengths[-1]} at most"
     )
+    if made.renamed:
+        got = (
+            "row has the id of an earlier one and got another",
+            "rows have the id of an earlier one and got others",
+        )
+        typer.echo(counted(len(made.renamed), *got))
+    if made.bad:
+        typer.echo(f"{counted(made.bad, 'file or row', 'files or rows')} left out that cannot be read")
 
 
 @model_app.command("fetch")
