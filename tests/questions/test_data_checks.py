@@ -6,6 +6,7 @@ import json
 import pytest
 from command_line import run  # noqa: F401
 
+from services.common.errors import UserError
 from services.contracts import Trajectory
 from trainer.commands.work.evaluate import keep_answers
 from trainer.data.checks.coverage import holds, hops_of
@@ -99,6 +100,33 @@ def test_columns_of_other_names_are_read_by_key_and_a_missing_one_is_named(run, 
     assert (
         status == 2 and "--question-key fragen: nothing is there; the columns are frage, meta, answer" in err
     )
+
+
+def test_columns_of_other_names_are_both_told_at_once_with_the_options_that_read_them(run, tmp_path):
+    file = tmp_path / "q.csv"
+    file.write_text("Frage;Antwort\nHauptstadt von Peru?;Lima\n", encoding="utf-8")
+    status, _, err = run("data", "validate", str(file))
+    assert (
+        status == 2 and "it has neither, its columns are Frage, Antwort; `unspiral data validate` and" in err
+    )
+    keys = "--question-key COLUMN --answer-key COLUMN"
+    assert err.endswith(f" by {keys}\n")
+    assert run("data", "validate", str(file), "--question-key", "Frage", "--answer-key", "Antwort")[0] == 0
+    err = run("data", "validate", str(file), "--question-key", "Frage")[2]
+    assert "--answer-key COLUMN" in err and "--question-key" not in err
+    err = run("data", "validate", str(file), "--answer-key", "Antwort")[2]
+    assert "--question-key COLUMN" in err and "--answer-key" not in err
+
+
+def test_a_corpus_given_as_questions_and_questions_given_as_a_corpus_are_told(run, tmp_path):
+    corpus = jsonl(tmp_path / "corpus.jsonl", [{"id": "1", "title": "Peru", "text": "Lima."}])
+    questions = jsonl(tmp_path / "q.jsonl", QUESTIONS)
+    with pytest.raises(
+        UserError, match=r"columns of a corpus, not of questions: id, title, text; .*retriever"
+    ):
+        load_questions(corpus)
+    status, _, err = run("index", "build", "--corpus", questions, "--out", str(tmp_path / "i"))
+    assert status == 2 and "`question` makes it a question, and no passage; questions go to data.train" in err
 
 
 def test_repeated_questions_and_damaged_texts_are_reported(run, tmp_path):
