@@ -173,7 +173,8 @@ def test_empty_missing_and_ambiguous_corpora_are_refused(tmp_path):
 def test_an_interrupted_build_leaves_the_same_repeated_ids_out(tmp_path, monkeypatch):
     corpus = tmp_path / "c.jsonl"
     ids = [0, 1, 0, 2, 1, 3, 4, 0, 5, 4]
-    corpus.write_text("{bad}\n" + "".join(f'{{"id": {id}, "contents": "w{n}"}}\n' for n, id in enumerate(ids)))
+    rows = [f'{{"id": {id}, "contents": "w{n}"}}\n' for n, id in enumerate(ids)]
+    corpus.write_text("{bad}\n" + "".join(rows))
     monkeypatch.setattr(PostingsSink, "chunk_passages", 2)
     whole = build_index(corpus, tmp_path / "whole", skip_bad=True)
     assert (whole.passages, whole.skipped) == (6, 5)
