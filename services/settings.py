@@ -44,7 +44,10 @@ class Settings(BaseModel):
                 and field
                 and bool not in (field.annotation, *get_args(field.annotation))
             ):
-                raise ValueError(f"{key}={str(value).lower()}: expected a value, not true or false")
+                kind = "a text" if str in (field.annotation, *get_args(field.annotation)) else "a value"
+                meaning = (field.description or "").partition(". ")[0].rstrip(".")
+                means = f": {' '.join(meaning.split())}" if meaning else ""
+                raise ValueError(f"{key}={str(value).lower()}: expected {kind}, not true or false{means}")
         return raw
 
 
