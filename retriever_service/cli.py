@@ -49,8 +49,9 @@ def _report(out: Path, info: IndexInfo) -> None:
     )
     if info.skipped:
         left = counted(info.skipped, "line was", "lines were")
-        text = f"{left} left out, malformed or with the id of an earlier one: {info.skipped_reasons[0]}"
-        _err.print(text, markup=False, soft_wrap=True)
+        text = f"{left} left out, malformed or with the id of an earlier one, which is kept; the first:"
+        for line in (text, *info.skipped_reasons):
+            _err.print(line, markup=False, soft_wrap=True)
 
 
 def one_index(command: str, positional: str | None, option: str | None) -> str:
