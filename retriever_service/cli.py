@@ -48,9 +48,10 @@ def _report(out: Path, info: IndexInfo) -> None:
         markup=False,
     )
     if info.skipped:
-        left = counted(info.skipped, "malformed line was", "malformed lines were")
-        text = f"{left} left out, the first: {info.skipped_reasons[0]}"
-        _err.print(text, markup=False, soft_wrap=True)
+        left = counted(info.skipped, "line was", "lines were")
+        text = f"{left} left out, malformed or with the id of an earlier one, which is kept; the first:"
+        for line in (text, *info.skipped_reasons):
+            _err.print(line, markup=False, soft_wrap=True)
 
 
 def one_index(command: str, positional: str | None, option: str | None) -> str:
@@ -93,7 +94,9 @@ VectorType = Annotated[
 Nprobe = Annotated[int | None, typer.Option(min=1, help="Lists that a search of an IVF index visits.")]
 Dtype = Annotated[str, typer.Option(help="Numbers of the encoder: auto, float32, bfloat16, float16.")]
 EfSearch = Annotated[int | None, typer.Option(min=1, help="Width of a search in an HNSW index.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave malformed lines out and count them.")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave malformed lines and repeated ids out and count them.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace another index in the folder.")]
 Topk = Annotated[int, typer.Option(min=1, help="Most passages to show.")]
 

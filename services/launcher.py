@@ -118,7 +118,7 @@ def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any) 
 
 def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool) -> int:
     """Index a corpus by BM25 into the folder `out`; an index of the same corpus that is there already is
-    kept. Returns the number of malformed lines that were left out."""
+    kept. Returns the number of lines that were left out."""
     try:
         return build.build_index(corpus, out, skip_bad=skip_bad).skipped
     except IndexInvalid:  # of another corpus, or torn

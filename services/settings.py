@@ -44,7 +44,10 @@ class Settings(BaseModel):
                 and field
                 and bool not in (field.annotation, *get_args(field.annotation))
             ):
-                raise ValueError(f"{key}={str(value).lower()}: expected a value, not true or false")
+                kind = "a text" if str in (field.annotation, *get_args(field.annotation)) else "a value"
+                meaning = (field.description or "").partition(". ")[0].rstrip(".")
+                means = f": {' '.join(meaning.split())}" if meaning else ""
+                raise ValueError(f"{key}={str(value).lower()}: expected {kind}, not true or false{means}")
         return raw
 
 
@@ -60,7 +63,8 @@ class RetrieverSettings(Settings):
     """Corpus file or folder, of any layout in docs/data.md, or a data set on the hub (hf:ORG/NAME/FILE); the
     driver indexes it (BM25), then starts the service."""
     skip_bad: bool = False
-    """Leave out malformed lines of `corpus` and count them. By default the first one is an error."""
+    """Leave out malformed lines of `corpus`, and lines with the id of an earlier one, and count them. By
+    default the first one is an error."""
     timeout_seconds: float = Field(60.0, gt=0)
     """Longest wait for one search in seconds, retries included. After it the trajectory fails and is run
     again."""

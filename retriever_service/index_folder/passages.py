@@ -4,7 +4,7 @@ fields."""
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import orjson
 
 from services.common.errors import UserError
 from services.common.records import field_of
-from services.common.records.columns import CONTENTS, IDENTITY, plain_name
+from services.common.records.columns import CONTENTS, IDENTITY, QUESTION, plain_name
 
 EXPECTED = '{"id": "0", "contents": "\\"Title\\"\\ntext"}'
 
@@ -40,12 +40,12 @@ def row_of(row: Mapping[str, Any], number: int | None = None) -> Row:
     if isinstance(given, int) and not isinstance(given, bool):
         given = str(given)
     if not isinstance(given, str) or not given:
-        raise ValueError(f'no "id" (a string that is not empty, or an integer){_columns(row)}')
+        raise ValueError(_lacks(row, IDENTITY, "id", "a string that is not empty, or an integer"))
     contents = field_of(row, CONTENTS)
     if contents is None and isinstance(row.get("contents"), str):
         contents = ("contents", row["contents"])
     if contents is None or not isinstance(contents[1], str):
-        raise ValueError(f'no "contents" (a string){_columns(row)}')
+        raise ValueError(_lacks(row, CONTENTS, "contents", "a string"))
     rest = {key: value for key, value in row.items() if key != name and value is not None}
     text = contents[1]
     title = field_of(row, ["title"])
@@ -62,8 +62,25 @@ def has_id(row: Mapping[str, Any]) -> bool:
     return not {plain_name(name) for name in row}.isdisjoint(IDENTITY)
 
 
-def _columns(row: Mapping[str, Any]) -> str:
-    return f"; its columns are {', '.join(map(str, row))}" if row else ""
+def _lacks(row: Mapping[str, Any], names: Sequence[str], name: str, form: str) -> str:
+    """What is wrong with a row that has no value of this form in any of the columns `names`."""
+    if found := field_of(row, names):
+        return f"expected `{found[0]}`: {form}, got {type(found[1]).__name__}"
+    if asked := is_question(row):
+        return f"`{asked}` makes it a question, and no passage; questions go to data.train or data.eval"
+    if empty := next((own for own in row if plain_name(own) in names), None):
+        return f"`{empty}` is empty"
+    return f'no "{name}" ({form})' + (f"; its columns are {', '.join(map(str, row))}" if row else "")
+
+
+def is_question(row: Mapping[str, Any]) -> str | None:
+    """The column that makes a row without a passage one of a question file; None where there is none."""
+    plain = {plain_name(name): str(name) for name in row}
+    return (
+        None
+        if any(name in plain for name in CONTENTS)
+        else next(filter(None, map(plain.get, QUESTION)), None)
+    )
 
 
 def parse_line(path: Path, number: int, line: bytes) -> Row:

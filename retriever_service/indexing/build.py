@@ -22,6 +22,7 @@ from retriever_service.index_folder.description import (
     read_info,
     verify,
 )
+from retriever_service.index_folder.repeated import repeated_ids
 from retriever_service.indexing.pace import Pace
 from retriever_service.indexing.parts import BM25Part, DensePart, PackedPart, Part, Progress
 from retriever_service.indexing.scan import Scanner, ScanState
@@ -84,7 +85,8 @@ def build_index(
     passages, which can be added to; `auto` is `packed` from AUTO_PACKED passages on.
 
     Raises UserError for a wrong option or a malformed line (file, line, what was expected; `skip_bad` leaves
-    such lines out and counts them), IndexInvalid where `out` holds something else and `overwrite` is not set,
+    such lines out, and passages with the id of an earlier one, and counts them), IndexInvalid where `out`
+    holds something else and `overwrite` is not set,
     EnvironmentLacks where the disk is too small or another build is at work.
     """
     if backend not in BACKENDS:
@@ -176,9 +178,14 @@ class Build:
 
     def scan(self, sinks: Sequence[Sink]) -> ScanState:
         """Read the corpus into the documents and the sinks, going on from an interrupted scan."""
-        scanner = Scanner(self.corpus, self.work, sinks, self.key, skip_bad=self._skip_bad)
         end = extent(self.corpus)
         tell = self._tell
+
+        def looked(passages: int, position: int) -> None:
+            tell("ids", min(1.0, position / end), f"{passages:,} passages")
+
+        repeated = repeated_ids(self.corpus, looked) if self._skip_bad else {}
+        scanner = Scanner(self.corpus, self.work, sinks, self.key, skip_bad=self._skip_bad, repeated=repeated)
         self._sinks = sinks
         if scanner.resumed_at:
             tell("scan", 0.0, f"going on after {scanner.resumed_at:,} passages")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
@@ -59,9 +59,12 @@ class Scanner:
         *,
         skip_bad: bool,
         passages: Callable[[int], Iterator[Passage]] | None = None,
+        repeated: Mapping[int, int] | None = None,
     ) -> None:
-        """`passages` gives the passages from `Passage.end` on; None reads them from the corpus."""
+        """`passages` gives the passages from `Passage.end` on; None reads them from the corpus, less those of
+        `repeated` (`repeated_ids`)."""
         self._passages = passages
+        self._repeated = repeated or {}
         self.corpus = corpus
         self.folder = folder
         self.sinks = sinks
@@ -97,17 +100,7 @@ class Scanner:
         state = self.state
         if not state.read:
             skipped = Skipped(state.skipped, list(state.reasons))
-            passages = (
-                self._passages(state.position)
-                if self._passages
-                else read_corpus(
-                    self.corpus,
-                    skip_bad=self.skip_bad,
-                    skipped=skipped,
-                    line=state.line,
-                    start=state.position,
-                )
-            )
+            passages = self._passages(state.position) if self._passages else self._read(skipped)
             while chunk := list(islice(passages, self._taken)):
                 self._write(chunk)
                 state.line = chunk[-1].line
@@ -133,6 +126,22 @@ class Scanner:
         ids, urls = (np.fromfile(self.folder / name, np.uint64) for name in ("hashes", "urls"))
         write_lookup(self.folder, ids, urls)
         return state
+
+    def _read(self, skipped: Skipped) -> Iterator[Passage]:
+        """The passages from where the scan stands. Of those with one id the first is kept."""
+        for passage in read_corpus(
+            self.corpus,
+            skip_bad=self.skip_bad,
+            skipped=skipped,
+            line=self.state.line,
+            start=self.state.position,
+        ):
+            first = self._repeated.get(passage.line)
+            if first is None:
+                yield passage
+            else:
+                again = f"{self.corpus}:{passage.line}: id {passage.id!r} again"
+                skipped.add(f"{again}; that on line {first} is kept")
 
     def _write(self, taken: list[Passage]) -> None:
         """In chunks of the same passages, however many are taken together: the files are the same bytes."""
@@ -204,5 +213,5 @@ class Scanner:
             if documents.get(first)[0] == identity:
                 raise UserError(
                     f"{self.corpus}:{lines[second]}: id {identity!r} again, as on line {lines[first]}; "
-                    "expected unique ids"
+                    "expected unique ids; --skip-bad keeps the first passage of each id"
                 )

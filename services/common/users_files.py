@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import EnvironmentLacks, UserError
+from services.common.yaml_words import in_words
 
 _NO_SUCH_FORM = (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error)
 
@@ -42,12 +43,15 @@ def load_object(file: Path, name: str = "") -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """A YAML 1.2 text: `off` is a word, 1e-4 a number. Raises ValueError."""
+    """A YAML 1.2 text: `off` is a word, 1e-4 a number. Raises ValueError, which begins with `line N, column
+    M: ` where the place is known."""
     from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:
         return YAML(typ="safe", pure=True).load(text)
+    except MarkedYAMLError as error:
+        raise ValueError(in_words(error, text)) from error
     except (YAMLError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from error
 

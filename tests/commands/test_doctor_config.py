@@ -10,6 +10,7 @@ from rich.console import Console
 from trainer.commands.checks import doctor_parts, doctor_reward
 from trainer.commands.checks.doctor import run_doctor, verdict
 from trainer.commands.checks.findings import Finding
+from trainer.commands.cli import main
 
 PARTS = """
 import threading
@@ -89,6 +90,27 @@ def test_parts_that_are_there_are_loaded_and_held_out_questions_that_are_trained
     assert line(lines, "rollout.tools.calc").endswith("doctors_parts:calc: loaded")
     assert line(lines, "prompts").startswith("note")  # there is no model yet
     assert line(lines, "held-out questions").endswith("2 of 3 of data.eval stand in data.train too")
+
+
+def test_the_doctor_takes_changes_of_the_configuration_as_train_does(config, tmp_path, capsys):
+    def doctor(*words):
+        with pytest.raises(SystemExit) as ended:
+            main(["doctor", "--role", "retriever", *words])
+        return ended.value.code, *capsys.readouterr()
+
+    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "text": "a bridge"}\n')
+    file = str(config())
+    changed = ("data.train=corpus.jsonl", "retriever.corpus=./train.jsonl")
+    status, out, _ = doctor("--config", file, *changed)
+    said = " ".join(out.split())
+    assert status == 3 and "these are columns of a corpus, not of questions: id, text" in said
+    assert "BAD retriever.corpus ./train.jsonl" in said and "`question` makes it a question" in said
+    status, _, err = doctor("--config", file, "learner.lrr=1")
+    assert status == 2 and "did you mean learner.lr?" in err
+    status, _, err = doctor("learner.lr=1")
+    assert status == 2 and "learner.lr=1 changes a configuration; give it by --config FILE" in err
+    said = verdict([Finding("training", "good", "")], tmp_path / "c.yaml", ["run.name=a b"])
+    assert said == f"ready for `unspiral train --config {tmp_path}/c.yaml 'run.name=a b'`"
 
 
 @pytest.mark.parametrize(

@@ -322,6 +322,36 @@ def test_a_weight_index_that_names_no_weights_is_refused(tmp_path):
 def test_a_broken_configuration_is_named_with_its_line_and_a_near_file(tmp_path):
     broken = written(tmp_path / "mine.yaml", b"run: {name: a\nmodel: [x\n")
     refused("config", "show", "--config", broken, says="mine.yaml, line 2, column 6: not YAML: expected ','")
+    for text, said in (
+        ("run:\n  name: a\n dir: x\n", "line 3, column 2: not YAML: the indentation fits no line above"),
+        (
+            "run:\n  name: a\n   dir: x\n",
+            "line 3, column 7: not YAML: the line is indented deeper than line 2",
+        ),
+        ("run: a: b\n", "line 1, column 7: not YAML: a second `: ` in the line"),
+        ("seed\nrun: {}\n", "line 2, column 4: not YAML: line 1 above has no `: `"),
+        (
+            "run: {a: b\n",
+            "line 2, column 1: not YAML: expected ',' or '}' for the bracket of line 1, got the end",
+        ),
+        ("run:\n\tname: a\n", "line 2, column 1: not YAML: a tab; indent by spaces"),
+        ("run: 'a\nseed: 1\n", "the quote that begins in line 1 is not closed"),
+        (
+            "run: {}\nseed: 1\n\nrun:\n  name: a\n",
+            "line 4, column 1: not YAML: the key run stands twice, first in line 1",
+        ),
+        (
+            "data: {}\nrun:\n  dir: x\n  name: a\n  dir: y\n",
+            "line 5, column 3: not YAML: the key dir stands twice, first in line 3",
+        ),
+    ):
+        refused(
+            "config",
+            "show",
+            "--config",
+            written(tmp_path / "one.yaml", text.encode()),
+            says=f"one.yaml, {said}" if said.startswith("line") else said,
+        )
     refused("config", "show", "--config", tmp_path / "mien.yaml", says=f"did you mean {broken}?")
     written(tmp_path / "text.yaml", b"run: first\n")
     said = "run: expected a section, such as {name: ...} (got 'first')"

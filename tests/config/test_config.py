@@ -65,7 +65,11 @@ def file(tmp_path):
         ("rollout.workers=0", "rollout.workers: expected at least 1 (got 0)"),
         ("rollout.workers=many", "rollout.workers"),
         ("seed=true", "seed=true: expected a value, not true or false"),
-        ("algorithm.llds.lambda=true", "algorithm.llds: lambda=true: expected a value, not true or false"),
+        (
+            "tracking.wandb=true",
+            "tracking: wandb=true: expected a text, not true or false: Weights & Biases project",
+        ),
+        ("algorithm.llds.lambda=true", "algorithm.llds: lambda=true: expected a value, not true or false: "),
         (
             "reward.kind=zz",
             f"reward.kind: {ACCEPTED} (got 'zz')",

@@ -55,6 +55,21 @@ def test_the_file_is_written_once_and_fits_the_model(run, files, tmp_path):
     assert (status, err) == (2, "unspiral: --out unspiral.yaml: is there already; give another file\n")
 
 
+def test_one_of_corpus_and_index_is_required_and_held_out_questions_are_named_where_there_are_some(
+    run, files, tmp_path
+):
+    said = " ".join(run("init", "--help")[1].replace("│", " ").split())
+    assert "It or --index is required." in said and "It or --corpus is required." in said
+    status, _, err = run("init", *files[:4])
+    assert status == 2 and "give one of --corpus and --index" in err
+    for more, told in (((), False), (("--eval", "test.jsonl"), True)):
+        (tmp_path / "unspiral.yaml").unlink(missing_ok=True)
+        assert run("init", *files, "--gpus", 4, *more)[0] == 0
+        text = (tmp_path / "unspiral.yaml").read_text()
+        assert ("held-out" in text) == told
+        assert load_config(tmp_path / "unspiral.yaml").trainer.eval_every == (10 if told else 0)
+
+
 def test_what_is_wrong_with_the_questions_is_said_before_a_run(run, files, tmp_path):
     row = '{"question": "who wrote the %s?", "answer": "Homer"}\n'
     (tmp_path / "train.jsonl").write_text(row % "Iliad" + row % "Odyssey")

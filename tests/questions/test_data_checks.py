@@ -6,6 +6,7 @@ import json
 import pytest
 from command_line import run  # noqa: F401
 
+from services.common.errors import UserError
 from services.contracts import Trajectory
 from trainer.commands.work.evaluate import keep_answers
 from trainer.data.checks.coverage import holds, hops_of
@@ -45,6 +46,7 @@ def test_a_corpus_is_told_from_questions_and_its_faults_are_counted(run, tmp_pat
     status, out, err = run("data", "validate", file)
     assert (status, err) == (0, "")
     assert out.splitlines()[2:] == [
+        f"{file}, line 4: the passage '3' has the text of {file}, line 1",
         f"{file}: a corpus of 6 passages",
         "1 passage is empty",
         "1 passage looks like UTF-8 that was read as another encoding",
@@ -52,15 +54,36 @@ def test_a_corpus_is_told_from_questions_and_its_faults_are_counted(run, tmp_pat
     ]
     file = jsonl(tmp_path / "again.jsonl", [*CORPUS, CORPUS[0]])
     status, _, err = run("data", "validate", file)
-    assert (status, err) == (
-        2,
-        f"unspiral: {file}: 1 passage has the id of another one; expected unique ids\n",
-    )
+    assert status == 2
+    assert f"unspiral: {file}: 1 passage has the id of an earlier one; expected unique ids" in err
     file = jsonl(tmp_path / "bad.jsonl", [*CORPUS, {"id": "7"}])
     status, _, err = run("data", "validate", file)
     assert status == 2 and "1 of 4 rows are malformed; the first: " in err and 'line 4: no "contents"' in err
     status, _, err = run("data", "validate", file, "--index", "i")
     assert status == 2 and "is a corpus; --index, --config and --against go with questions" in err
+
+
+def test_all_that_is_wrong_with_a_corpus_is_told_at_once_and_skip_bad_leaves_it_out(run, tmp_path):
+    rows = [
+        {"id": id, "text": text} for id, text in (("1", "a bridge"), ("1", "a tower"), ("2", ""), ("3", "c"))
+    ]
+    file = jsonl(tmp_path / "dup.jsonl", [*rows, {"id": "1", "text": "a river"}])
+    status, out, err = run("data", "validate", file)
+    assert status == 2 and out.splitlines() == [
+        f"{file}, line 3: `text` is empty",
+        f"{file}, line 2: the passage '1' has the id of {file}, line 1",
+        f"{file}, line 5: the passage '1' has the id of {file}, line 1",
+        f"{file}: a corpus of 4 passages",
+    ]
+    assert "1 of 5 rows are malformed" in err and "2 passages have the id of an earlier one" in err
+    index = str(tmp_path / "i")
+    status, _, err = run("index", "build", "--corpus", file, "--out", index)
+    assert status == 2 and "--skip-bad" in err
+    status, out, err = run("index", "build", "--corpus", file, "--out", index, "--skip-bad")
+    assert status == 0 and "2 passages" in out and "3 lines were left out" in err
+    assert f"{file}:2: id '1' again; that on line 1 is kept" in err
+    assert "a bridge" in run("index", "search", "--index", index, "bridge tower river")[1]
+    assert "tower" not in run("index", "search", "--index", index, "tower")[1]
 
 
 def test_columns_of_other_names_are_read_by_key_and_a_missing_one_is_named(run, tmp_path):
@@ -77,6 +100,33 @@ def test_columns_of_other_names_are_read_by_key_and_a_missing_one_is_named(run, 
     assert (
         status == 2 and "--question-key fragen: nothing is there; the columns are frage, meta, answer" in err
     )
+
+
+def test_columns_of_other_names_are_both_told_at_once_with_the_options_that_read_them(run, tmp_path):
+    file = tmp_path / "q.csv"
+    file.write_text("Frage;Antwort\nHauptstadt von Peru?;Lima\n", encoding="utf-8")
+    status, _, err = run("data", "validate", str(file))
+    assert (
+        status == 2 and "it has neither, its columns are Frage, Antwort; `unspiral data validate` and" in err
+    )
+    keys = "--question-key COLUMN --answer-key COLUMN"
+    assert err.endswith(f" by {keys}\n")
+    assert run("data", "validate", str(file), "--question-key", "Frage", "--answer-key", "Antwort")[0] == 0
+    err = run("data", "validate", str(file), "--question-key", "Frage")[2]
+    assert "--answer-key COLUMN" in err and "--question-key" not in err
+    err = run("data", "validate", str(file), "--answer-key", "Antwort")[2]
+    assert "--question-key COLUMN" in err and "--answer-key" not in err
+
+
+def test_a_corpus_given_as_questions_and_questions_given_as_a_corpus_are_told(run, tmp_path):
+    corpus = jsonl(tmp_path / "corpus.jsonl", [{"id": "1", "title": "Peru", "text": "Lima."}])
+    questions = jsonl(tmp_path / "q.jsonl", QUESTIONS)
+    with pytest.raises(
+        UserError, match=r"columns of a corpus, not of questions: id, title, text; .*retriever"
+    ):
+        load_questions(corpus)
+    status, _, err = run("index", "build", "--corpus", questions, "--out", str(tmp_path / "i"))
+    assert status == 2 and "`question` makes it a question, and no passage; questions go to data.train" in err
 
 
 def test_repeated_questions_and_damaged_texts_are_reported(run, tmp_path):

@@ -51,6 +51,7 @@ def test_a_folder_of_documents_becomes_passages_below_their_headings(notes, tmp_
     assert (status, err) == (0, "")
     assert said.splitlines() == [
         f"{notes / 'blank.txt'}: no text",
+        f"{notes / 'picture.png'}: left out, no document (.md, .rst, .txt)",
         f"3 passages of 3 documents written to {out}: 6 words at the median, 12 at most",
     ]
     assert rows(out) == [
@@ -125,15 +126,55 @@ def test_a_folder_of_rows_with_a_readme_is_not_taken_for_its_readme(tmp_path, ru
     (folder / "README.md").write_text("Where the rows come from.")
     out = tmp_path / "corpus.jsonl"
     row = '{"id": "0", "contents": "Alder Works makes it."}'
-    for name, text in (("part-0.jsonl", row), ("a.csv", "id,text\n0,x\n"), ("b.json", f"[{row}]")):
+    for name, text in (
+        ("part-0.jsonl", row),
+        ("a.csv", "id,text\n0,Alder Works makes it.\n"),
+        ("b.json", f"[{row}]"),
+    ):
         file = folder / name
         file.write_text(text)
+        status, said, _ = run("data", "passages", str(folder), str(out))
+        assert status == 0 and f"{folder / 'README.md'}: left out, no data file" in said
+        assert rows(out) == [{"id": "0", "contents": "Alder Works makes it."}]
+        (folder / "notes.md").write_text("Something else.")
+        out.unlink()
         status, _, err = run("data", "passages", str(folder), str(out))
-        assert status == 2 and f"{folder}: holds both documents (README.md) and rows ({name})" in err, err
+        assert (
+            status == 2 and f"{folder}: holds both documents (README.md and 1 more) and rows ({name})" in err
+        )
         assert "give the file itself" in err and not out.exists()
+        (folder / "notes.md").unlink()
         file.unlink()
     (folder / "package.json").write_text('{"name": "docs"}')
     assert run("data", "passages", str(folder), str(out))[0] == 0, "a tool's setting is no rows"
+
+
+def test_rows_with_the_same_id_get_ids_of_their_own(tmp_path, run):
+    corpus = tmp_path / "dup.jsonl"
+    given = [("1", "a b"), ("1", LONG), ("dup_3", "c"), ("1", "d"), ("2#0", "e"), ("2", LONG)]
+    corpus.write_text("".join(json.dumps({"id": id, "text": text}) + "\n" for id, text in given))
+    out = tmp_path / "dup2.jsonl"
+    status, said, _ = run("data", "passages", str(corpus), str(out))
+    assert status == 0 and f"{corpus}, line 2: the id '1' stands before; now 'dup_1'\n" in said
+    assert "3 rows have the id of an earlier one" in said
+    ids = [row["id"] for row in rows(out)]
+    assert ids == ["1", "dup_1#0", "dup_1#1", "dup_3", "dup_3_2", "2#0", "dup_5#0", "dup_5#1"]
+    assert run("index", "build", "--corpus", str(out), "--out", str(tmp_path / "i"))[0] == 0
+
+
+def test_what_cannot_be_read_is_left_out_with_skip_bad_and_counted(notes, tmp_path, run):
+    (notes / "more" / "latin one.md").write_bytes(b"caf\xe9")
+    out = tmp_path / "corpus.jsonl"
+    status, _, err = run("data", "passages", str(notes), str(out))
+    mend = f"iconv -f latin1 -t utf-8 '{notes}/more/latin one.md' > NEW"
+    assert status == 2 and mend in err and "--skip-bad" in err and not out.exists()
+    status, said, _ = run("data", "passages", str(notes), str(out), "--skip-bad")
+    assert status == 0 and mend in said and "1 file or row left out that cannot be read" in said
+    assert len(rows(out)) == 3
+    table = tmp_path / "rows.jsonl"
+    table.write_text('{"id": 1, "year": 1999}\n{"id": 2, "text": "In basin 4."}\n{broken\n')
+    status, said, _ = run("data", "passages", str(table), str(out), "--skip-bad")
+    assert status == 0 and "2 files or rows left out" in said and [row["id"] for row in rows(out)] == ["2"]
 
 
 def test_a_passage_in_the_form_of_search_r1_gives_its_title_to_all_that_is_made_of_it(tmp_path, run):

@@ -202,8 +202,8 @@ def test_a_parquet_file_of_another_kind_is_told_by_its_columns(tmp_path):
     path = parquet(tmp_path / "q.parquet", [{"text": "a", "label": 1}])
     with pytest.raises(
         UserError,
-        match=r"row 1: expected `golden_answers` .* it has none, its columns are text, label; "
-        r"`unspiral data convert --answer-key COLUMN` reads another one",
+        match=r"row 1: these are columns of a corpus, not of questions: text, label; a corpus goes to "
+        r"retriever\.corpus or .* read columns of other names by --question-key COLUMN --answer-key COLUMN",
     ):
         load_questions(path)
     empty = pa.table(

@@ -14,6 +14,7 @@ import sys
 import time
 import unicodedata
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import bm25s
@@ -119,9 +120,11 @@ def test_small_pieces_and_a_small_memory_budget_give_the_same_index(tmp_path, mo
         ("{not json", "not JSON"),
         ('["a"]', "list instead of an object"),
         ('{"contents": "x"}', 'no "id"'),
-        ('{"id": null, "contents": "x"}', 'no "id"'),
+        ('{"id": null, "contents": "x"}', "`id` is empty"),
         ('{"id": "7"}', 'no "contents"'),
-        ('{"id": "7", "contents": 3}', 'no "contents"'),
+        ('{"id": "7", "contents": 3}', "expected `contents`: a string, got int"),
+        ('{"id": "7", "text": ""}', "`text` is empty; expected {"),
+        ('{"id": "7", "question": "q", "answer": "a"}', "`question` makes it a question, and no passage"),
         ('{"id": "7", "contents": "\\ud800"}', "not JSON"),
     ],
 )
@@ -165,6 +168,34 @@ def test_empty_missing_and_ambiguous_corpora_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"c\.jsonl:3: id '0' again, as on line 1"):
         build_index(corpus, tmp_path / "i")
     assert not (tmp_path / "i").exists()
+
+
+def test_an_interrupted_build_leaves_the_same_repeated_ids_out(tmp_path, monkeypatch):
+    corpus = tmp_path / "c.jsonl"
+    ids = [0, 1, 0, 2, 1, 3, 4, 0, 5, 4]
+    rows = [f'{{"id": {id}, "contents": "w{n}"}}\n' for n, id in enumerate(ids)]
+    corpus.write_text("{bad}\n" + "".join(rows))
+    monkeypatch.setattr(PostingsSink, "chunk_passages", 2)
+    whole = build_index(corpus, tmp_path / "whole", skip_bad=True)
+    assert (whole.passages, whole.skipped) == (6, 5)
+    assert whole.skipped_reasons[1:] == [
+        f"{corpus}:4: id '0' again; that on line 2 is kept",
+        f"{corpus}:6: id '1' again; that on line 3 is kept",
+    ]
+    write, chunks = PostingsSink.write, []
+
+    def breaks(self, texts):
+        chunks.append(texts)
+        if len(chunks) == 2:
+            raise KeyboardInterrupt
+        write(self, texts)
+
+    monkeypatch.setattr(PostingsSink, "write", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        build_index(corpus, tmp_path / "i", skip_bad=True)
+    made = build_index(corpus, tmp_path / "i", skip_bad=True)
+    assert list(chain(chunks[0], *chunks[2:])) == ["w0", "w1", "w3", "w5", "w6", "w8"]
+    assert made.files == whole.files and (made.skipped, made.skipped_reasons) == (5, whole.skipped_reasons)
 
 
 def test_bad_settings_say_what_is_accepted(tmp_path):
@@ -314,7 +345,7 @@ def test_parquet_gives_the_same_index_and_a_broken_build_of_it_goes_on(tmp_path,
     with pytest.raises(UserError, match=r'no "contents" .*; its columns are id, words; expected'):
         build_index(path, tmp_path / "j")
     pq.write_table(pa.table({"id": ["1", None], "contents": ["x", "y"]}), path)
-    with pytest.raises(UserError, match=r'row 2: no "id"'):
+    with pytest.raises(UserError, match=r"row 2: `id` is empty"):
         build_index(path, tmp_path / "j")
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(UserError, match="damaged Parquet file"):

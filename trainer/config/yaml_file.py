@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml.error import MarkedYAMLError
-
 from services.common.errors import UserError
 from services.common.names import nearest
 from services.common.users_files import parse_yaml
@@ -28,12 +26,9 @@ def read_sections(path: Path) -> dict[str, Any]:
 
 def _place_and_problem(error: ValueError) -> str:
     """What follows the file's name, of an error of `parse_yaml`."""
-    marked = error.__cause__
-    if not isinstance(marked, MarkedYAMLError):
-        return f": not YAML: {' '.join(str(error).split())}"
-    mark = marked.problem_mark or marked.context_mark
-    place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-    return f"{place}: not YAML: {marked.problem or marked.context}"
+    place, colon, words = str(error).partition(": ")
+    is_place = colon and place.startswith("line ")
+    return f", {place}: not YAML: {words}" if is_place else f": not YAML: {error}"
 
 
 def _near_file(path: Path) -> str:

@@ -146,8 +146,8 @@ def _validate_corpus(path: Path) -> None:
     with progress_on(Console(stderr=True)) as tell:
         rows = _expected(path)
         report = passages.validate_corpus(path, lambda n: tell("read", min(1.0, n / rows), f"{n:,} passages"))
-    _list(report.problems)
-    _list(report.notes)
+    for line in (*report.problems, *report.notes):
+        typer.echo(line)
     typer.echo(f"{path}: a corpus of {counted(report.passages, 'passage')}")
     if report.numbered:
         typer.echo(
@@ -161,14 +161,15 @@ def _validate_corpus(path: Path) -> None:
     ):
         if count:
             typer.echo(counted(count, *what))
+    wrong = []
     if report.malformed:
         bad = f"{report.malformed:,} of {report.malformed + report.passages:,} rows are malformed"
-        raise UserError(f"{path}: {bad}; the first: {report.problems[0]}")
+        wrong.append(f"{bad}; the first: {report.problems[0]}")
     if report.same_ids:
-        raise UserError(
-            f"{path}: {counted(report.same_ids, 'passage has', 'passages have')} the id of another one; "
-            "expected unique ids"
-        )
+        again = counted(report.same_ids, "passage has", "passages have")
+        wrong.append(f"{again} the id of an earlier one; expected unique ids")
+    if wrong:
+        raise UserError(f"{path}: {'; '.join(wrong)}; `index build --skip-bad` leaves these out")
 
 
 def _printable(text: str) -> str:
@@ -293,16 +294,29 @@ def passages_command(
     ],
     dst: Annotated[Path, typer.Argument(help="File to write, JSON Lines.")],
     words: Annotated[int, typer.Option(min=10, help="Most words of a passage.")] = 100,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out what cannot be read and count it.")
+    ] = False,
 ) -> None:
     """Write documents of your own as a corpus of passages. Each passage has whole paragraphs, as far as they
-    fit, with the document's title and heading; rows without an id get one."""
-    made = documents.write_passages(src, dst, words=words)
-    _list([f"{place}: no text" for place in made.empty])
+    fit, with the document's title and heading; rows without an id get one, and so do those with the id of an
+    earlier one."""
+    made = documents.write_passages(src, dst, words=words, skip_bad=skip_bad)
+    for lines in ([f"{place}: no text" for place in made.empty], made.left_out, made.renamed):
+        _list(lines)
     lengths = sorted(made.words)
     typer.echo(
         f"{counted(made.passages, 'passage')} of {counted(made.documents, 'document')} written to {dst}: "
         f"{lengths[len(lengths) // 2]} words at the median, {lengths[-1]} at most"
     )
+    if made.renamed:
+        got = (
+            "row has the id of an earlier one and got another",
+            "rows have the id of an earlier one and got others",
+        )
+        typer.echo(counted(len(made.renamed), *got))
+    if made.bad:
+        typer.echo(f"{counted(made.bad, 'file or row', 'files or rows')} left out that cannot be read")
 
 
 @model_app.command("fetch")

@@ -17,7 +17,7 @@ from typing import Any
 
 from services.common.errors import UserError
 from services.common.records import field_of
-from services.common.records.columns import IDENTITY, QUESTION, is_missing, plain_name
+from services.common.records.columns import CONTENTS, IDENTITY, QUESTION, is_missing, plain_name
 from services.common.records.files import json_value
 from services.contracts import Question
 
@@ -144,19 +144,31 @@ def _golden(row: Mapping[str, Any], names: str) -> tuple[str, tuple[str, ...]]:
         raise UserError(f"`{empty}` is empty; expected an answer")
     if empty is not None:
         raise UserError(f"expected `{empty}`: a list of at least one text, got none")
+    plain = {plain_name(name) for name in (*row, *names.split(", "))}
+    if plain.isdisjoint((*QUESTION, *PROMPT, "extra_info")):
+        yours = _name_yours("--question-key COLUMN --answer-key COLUMN", names)
+        if not plain.isdisjoint(CONTENTS):
+            raise UserError(
+                f"these are columns of a corpus, not of questions: {names}; a corpus goes to "
+                f"retriever.corpus or `unspiral index build`{yours}"
+            )
+        raise UserError(
+            "expected `question` (or query, problem, prompt, ...) and `golden_answers` (or answers, answer, "
+            f"...); it has neither, its columns are {names}{yours}"
+        )
     raise UserError(
         "expected `golden_answers` (or answers, answer, possible_answers, ground_truth, "
         "reward_model.ground_truth): "
-        f"a list of texts; it has none, its columns are {names}{_name_yours('--answer-key', names)}"
+        f"a list of texts; it has none, its columns are {names}{_name_yours('--answer-key COLUMN', names)}"
     )
 
 
-def _name_yours(option: str, names: str) -> str:
+def _name_yours(options: str, names: str) -> str:
     """The end of a message about columns of other names."""
     known = {*QUESTION, *ANSWERS, *REWARD, *PROMPT}
     if all(plain_name(name) in known for name in names.split(", ")):
         return ""
-    return f"; `unspiral data convert {option} COLUMN` reads another one"
+    return f"; `unspiral data validate` and `data convert` read columns of other names by {options}"
 
 
 def _ground_truth(own: str, value: Any) -> tuple[str, Any]:
@@ -270,7 +282,7 @@ def _text(row: Mapping[str, Any], user: str | None, names: str) -> tuple[str, st
         return "prompt", user.rpartition("Question:")[2].strip() or user.strip()
     raise UserError(
         "expected `question`: a text (or query, problem, prompt, ...); it has none, its columns are "
-        f"{names}{_name_yours('--question-key', names)}"
+        f"{names}{_name_yours('--question-key COLUMN', names)}"
     )
 
 

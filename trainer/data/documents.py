@@ -7,12 +7,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from services.common.errors import UserError
 from services.common.files import written_aside
-from services.common.records import Record, field_of, no_utf8, read_records
+from services.common.records import Record, data_files, field_of, no_utf8, read_records
 from services.common.records.columns import CONTENTS, IDENTITY, is_missing, plain_name
 from services.common.records.files import DOCUMENTS
 
@@ -41,6 +42,8 @@ class Document(NamedTuple):
     sections: list[Section]
     fields: dict[str, Any]
     """What every passage of it keeps."""
+    new_id: str
+    """Its id where another one has its own."""
 
 
 @dataclass
@@ -51,29 +54,45 @@ class Made:
     passages: int = 0
     empty: list[str] = field(default_factory=list)
     """Documents of which no passage was made."""
+    left_out: list[str] = field(default_factory=list)
+    """Files of a folder that were not read, and what could not be read, each with the reason."""
+    bad: int = 0
+    """Documents and rows that could not be read, with `skip_bad`."""
+    renamed: list[str] = field(default_factory=list)
+    """Rows whose id another one had before, with their new ones."""
     words: list[int] = field(default_factory=list)
     """Words of each passage, without its title."""
 
 
-def write_passages(src: Path, dst: Path, *, words: int) -> Made:
-    """Write the passages of all documents of a file or folder to `dst`, JSON Lines, aside and renamed.
+def write_passages(src: Path, dst: Path, *, words: int, skip_bad: bool = False) -> Made:
+    """Write the passages of all documents of a file or folder to `dst`, JSON Lines, aside and renamed. Each
+    has an id of its own: a row whose id stands before gets another one.
 
-    words: most words of a passage. Raises UserError for a file that cannot be read, and where no passage is
-    made.
+    words: most words of a passage. Raises UserError for a file or row that cannot be read (`skip_bad` leaves
+    it out and counts it), and where no passage is made.
     """
     if src.is_dir() and dst.resolve().is_relative_to(src.resolve()):
         raise UserError(f"{dst}: lies in the folder {src}, which is read; give a file outside of it to write")
     if dst.exists() and src.exists() and dst.samefile(src):
         raise UserError(f"{dst}: is the source itself; give another file to write")
     made = Made()
+    taken: set[str] = set()
     with written_aside(dst) as aside, aside.open("w", encoding="utf-8") as out:
-        for document in _documents(src):
+        for document in _documents(src, made):
+            if isinstance(document, UserError):
+                if not skip_bad:
+                    raise UserError(f"{document}; --skip-bad leaves it out")
+                made.bad += 1
+                made.left_out.append(str(document))
+                continue
             made.documents += 1
             passages = list(_passages(document.sections, words))
             if not passages:
                 made.empty.append(document.place)
-            for number, (title, text) in enumerate(passages):
-                id = document.id if len(passages) == 1 else f"{document.id}#{number}"
+            name, ids = _free_ids(document, len(passages), taken)
+            if name != document.id:
+                made.renamed.append(f"{document.place}: the id {document.id!r} stands before; now {name!r}")
+            for id, (title, text) in zip(ids, passages, strict=True):
                 contents = f'"{title}"\n{text}' if title else text
                 row = {"id": id, "contents": contents} | document.fields
                 out.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -86,7 +105,20 @@ def write_passages(src: Path, dst: Path, *, words: int) -> Made:
     return made
 
 
-def _documents(src: Path) -> Iterator[Document]:
+def _free_ids(document: Document, passages: int, taken: set[str]) -> tuple[str, list[str]]:
+    """The id of a document, and those of its passages, which no other one has."""
+    names = chain([document.id, document.new_id], (f"{document.new_id}_{n}" for n in count(2)))
+    for name in names:
+        ids = [name] if passages == 1 else [f"{name}#{number}" for number in range(passages)]
+        if taken.isdisjoint([name, *ids]):
+            taken.update([name, *ids])
+            break
+    return name, ids
+
+
+def _documents(src: Path, made: Made) -> Iterator[Document | UserError]:
+    """Each document, or why it is none."""
+    shown: list[Path] = []
     if src.is_file():
         files = [src] if src.suffix.lower() in DOCUMENTS else []
     elif src.is_dir():
@@ -94,20 +126,31 @@ def _documents(src: Path) -> Iterator[Document]:
         shown = [p for p in whole if not any(part.startswith(".") for part in p.relative_to(src).parts)]
         files = [p for p in shown if p.suffix.lower() in DOCUMENTS]
         rows = [p for p in shown if p not in files and _holds_rows(p)] if files else []
-        if rows:
+        if rows and all(file.stem.lower() == "readme" for file in files):
+            files = []  # it says something of the rows
+        elif rows:
             raise UserError(
                 f"{src}: holds both documents ({_named(files, src)}) and rows ({_named(rows, src)}); "
                 "give the file itself, or a folder with one kind"
             )
     else:
         raise UserError(f"{src}: no such file or folder")
+    read = files or data_files(src)
+    kind = "document (.md, .rst, .txt)" if files else "data file"
+    made.left_out += [f"{file}: left out, no {kind}" for file in shown if file not in read]
     for file in files:
         name = file.relative_to(src).as_posix() if src.is_dir() else file.name
-        yield Document(str(file), name, sections_of(_text(file), Path(name).stem), {"source": name})
+        try:
+            yield Document(str(file), name, sections_of(_text(file), Path(name).stem), {"source": name}, name)
+        except UserError as error:
+            yield error
     if files:
         return
     for number, record in enumerate(read_records(src)):
-        yield _of_row(record, number)
+        try:
+            yield _of_row(record, number)
+        except UserError as error:
+            yield error
 
 
 def _holds_rows(file: Path) -> bool:
@@ -155,13 +198,14 @@ def _of_row(record: Record, number: int) -> Document:
     title = field_of(row, ["title"])
     identity = field_of(row, IDENTITY)
     used = {one[0] for one in (found, title, identity) if one is not None}
-    name = str(identity[1]) if identity is not None else f"{record.file.name.split('.')[0]}_{number}"
+    new_id = f"{record.file.name.split('.')[0]}_{number}"
+    name = str(identity[1]) if identity is not None else new_id
     if title is not None:
         section = Section(str(title[1]), _paragraphs(found[1]))
     else:
         above, text = _title_and_text(found[1])
         section = Section(above, _paragraphs(text))
-    return Document(record.place, name, [section], _others(row, used))
+    return Document(record.place, name, [section], _others(row, used), new_id)
 
 
 def _title_and_text(contents: str) -> tuple[str, str]:

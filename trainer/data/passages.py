@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from retriever_service.index_folder.corpus import are_numbered, corpus_files, is_one_file_of_lines
-from retriever_service.index_folder.passages import row_of
+from retriever_service.index_folder.passages import Row, row_of
+from retriever_service.index_folder.repeated import again
 from retriever_service.index_folder.rows import hash_of
 from services.common.errors import UserError
 from services.common.records import read_records
@@ -67,39 +66,67 @@ def validate_corpus(path: Path, on_rows: Callable[[int], None] = lambda rows: No
     texts = array("Q")
     numbers = are_numbered(path)
     report.numbered = numbers
-    lines = is_one_file_of_lines(corpus_files(path))  # a build numbers these by their lines
-    for number, record in enumerate(read_records(path), 1):
-        if number % 1000 == 0:
-            on_rows(number)
-        try:
-            if record.fields is None:
-                raise ValueError(record.problem)
-            row = row_of(record.fields, (record.number if lines else number) - 1 if numbers else None)
-        except ValueError as error:
+    for place, row in _rows(path, numbers):
+        if (report.passages + report.malformed) % 1000 == 999:
+            on_rows(report.passages + report.malformed + 1)
+        if isinstance(row, ValueError):
             report.malformed += 1
             if len(report.problems) < SHOWN:
-                report.problems.append(f"{record.place}: {error}")
+                report.problems.append(f"{place}: {row}")
             continue
         report.passages += 1
         ids.append(hash_of(row.id))
         texts.append(hash_of(row.contents))
         if not row.contents.strip():
             report.empty += 1
-            _note(report, f"{record.place}: the passage {row.id!r} is empty", report.empty)
+            _note(report, f"{place}: the passage {row.id!r} is empty", report.empty)
         if ODD.search(row.contents):
             report.odd += 1
             text = "the text looks like UTF-8 that was read as another encoding"
-            _note(report, f"{record.place}: {text}", report.odd)
-    report.same_ids = _repeated(ids)
-    report.same_texts = _repeated(texts)
+            _note(report, f"{place}: {text}", report.odd)
+    same_ids, same_texts = again(ids), again(texts)
+    report.same_ids = len(same_ids)
+    report.same_texts = len(same_texts)
+    _note_repeated(
+        report, path, {ids[at] for at in same_ids[:SHOWN]}, {texts[at] for at in same_texts[:SHOWN]}
+    )
     return report
+
+
+def _rows(path: Path, numbers: bool) -> Iterator[tuple[str, Row | ValueError]]:
+    """The place of each row, and the row or the reason why it is none."""
+    lines = is_one_file_of_lines(corpus_files(path))  # a build numbers these by their lines
+    for number, record in enumerate(read_records(path), 1):
+        try:
+            if record.fields is None:
+                raise ValueError(record.problem)
+            yield (
+                record.place,
+                row_of(record.fields, (record.number if lines else number) - 1 if numbers else None),
+            )
+        except ValueError as error:
+            yield record.place, error
+
+
+def _note_repeated(report: CorpusReport, path: Path, ids: set[int], texts: set[int]) -> None:
+    """Read the corpus again, as far as needed, for the places of a few ids and texts that stand twice, given
+    by their hashes."""
+    places: dict[str, str] = {}
+    left = {"the id of": min(SHOWN, report.same_ids), "the text of": min(SHOWN, report.same_texts)}
+    for place, row in _rows(path, report.numbered) if any(left.values()) else ():
+        if isinstance(row, ValueError):
+            continue
+        for what, hashes, value in (("the id of", ids, row.id), ("the text of", texts, row.contents)):
+            if not left[what] or hash_of(value) not in hashes:
+                continue
+            first = places.setdefault(what + value, place)
+            if first != place:
+                left[what] -= 1
+                report.notes.append(f"{place}: the passage {row.id!r} has {what} {first}")
+        if not any(left.values()):
+            return
 
 
 def _note(report: CorpusReport, text: str, count: int) -> None:
     if count <= SHOWN:
         report.notes.append(text)
-
-
-def _repeated(hashes: array[int]) -> int:
-    """How many stand there again."""
-    return len(hashes) - len(np.unique(np.frombuffer(hashes, np.uint64))) if hashes else 0

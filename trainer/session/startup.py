@@ -207,7 +207,7 @@ async def index_of(settings: RetrieverSettings, name: str, config: Config, say: 
     with told(say, f"the index of {given}"):
         skipped = await asyncio.to_thread(index_corpus, corpus, folder, skip_bad=settings.skip_bad)
     if skipped:
-        say(f"{given}: {skipped:,} malformed lines left out (skip_bad)")
+        say(f"{given}: {skipped:,} malformed or repeated lines left out (skip_bad)")
     return str(folder)
 
 

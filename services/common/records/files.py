@@ -142,8 +142,8 @@ def no_utf8(path: Path) -> str:
     """What is wrong with a text that is no UTF-8, and the command that mends its file."""
     with path.open("rb") as file:
         packing = packing_of(file.read(8))
-    read = f"{_UNPACKED_BY[packing]} {shlex.quote(path.name)} | " if packing else ""
-    name = "" if packing else f" {shlex.quote(path.name)}"
+    read = f"{_UNPACKED_BY[packing]} {shlex.quote(str(path))} | " if packing else ""
+    name = "" if packing else f" {shlex.quote(str(path))}"
     return (
         f"not UTF-8 text; save the file as UTF-8, such as by `{read}iconv -f latin1 -t utf-8{name} > NEW` "
         "(-f CP1252 if it is Excel's)"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,6 +20,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
+from retriever_service.index_folder.corpus import read_corpus
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.extras import how_to_install
@@ -27,6 +29,7 @@ from trainer.commands.checks import listeners
 from trainer.commands.checks.doctor_parts import check_leak, check_parts
 from trainer.commands.checks.findings import GIB, Finding, judged, status_of
 from trainer.commands.checks.leftovers import find_leftovers
+from trainer.commands.options import Overrides
 from trainer.commands.version import version
 from trainer.config.gpus_needed import lack_of_gpus
 from trainer.config.remarks import remarks
@@ -282,6 +285,12 @@ def check_config(path: Path, config: Config) -> Iterator[Finding]:
             yield Finding(key, "good", folder)
         except UserError as e:
             yield Finding(key, "bad", folder, str(e))
+    for key, searched in (("retriever", config.retriever), ("evaluation.retriever", held_out)):
+        if searched and searched.corpus and Path(searched.corpus).exists():
+            try:
+                next(read_corpus(searched.corpus, skip_bad=searched.skip_bad), None)
+            except UserError as e:
+                yield Finding(f"{key}.corpus", "bad", searched.corpus, str(e))
     if lack := lack_of_gpus(config, gpus_here()):
         # A cluster that is joined has other machines.
         yield Finding("GPUs", "note" if os.environ.get("RAY_ADDRESS") else "bad", *lack)
@@ -295,13 +304,16 @@ def run_doctor(
     console: Console | None = None,
     role: str = "workstation",
     clean: bool = False,
+    overrides: Sequence[str] = (),
 ) -> int:
     """Print the table of findings. Returns 3 where one is bad, otherwise 0.
 
-    path: a configuration, whose needs are checked too. clean: remove the remains of dead runs. Raises
-    UserError before all checks where the configuration is wrong.
+    path: a configuration, whose needs are checked too, with `overrides` (KEY=VALUE). clean: remove the
+    remains of dead runs. Raises UserError before all checks where the configuration is wrong.
     """
-    config = load_config(path) if path else None
+    if overrides and not path:
+        raise UserError(f"doctor: {' '.join(overrides)} changes a configuration; give it by --config FILE")
+    config = load_config(path, overrides) if path else None
     findings = [finding for check in checks_of(role) for finding in check()]
     if role == "workstation" or clean:
         host = config.control.host if config else os.environ.get("UNSPIRAL_CONTROL_HOST", "127.0.0.1")
@@ -312,7 +324,9 @@ def run_doctor(
         findings += [*check_config(path, config), *check_parts(config), *check_leak(config)]
     show(findings, console or Console())
     if role == "workstation":
-        (console or Console()).print(verdict(findings, path), soft_wrap=True, markup=False, highlight=False)
+        (console or Console()).print(
+            verdict(findings, path, overrides), soft_wrap=True, markup=False, highlight=False
+        )
     return 3 if any(finding.level == "bad" for finding in findings) else 0
 
 
@@ -332,7 +346,7 @@ def show(findings: list[Finding], console: Console) -> None:
             console.print(Padding(Text(f"-> {finding.advice}"), (0, 0, 0, 6), expand=False), highlight=False)
 
 
-def verdict(findings: list[Finding], config: Path | None = None) -> str:
+def verdict(findings: list[Finding], config: Path | None = None, overrides: Sequence[str] = ()) -> str:
     """The last line: what can be done here now, with the configuration where one is given."""
     if bad := [finding.what for finding in findings if finding.level == "bad"]:
         return f"not ready: see {', '.join(bad)} above"
@@ -341,7 +355,9 @@ def verdict(findings: list[Finding], config: Path | None = None) -> str:
     if trains is None or trains.level != "good":
         return "ready for the services and for data; not for training, whose packages are not installed"
     if config is not None:
-        return f"ready for `unspiral train --config {config}`"
+        return (
+            f"ready for `{' '.join(['unspiral train --config', str(config), *map(shlex.quote, overrides)])}`"
+        )
     gpu = by_name.get("GPU")
     if gpu is not None and gpu.level == "good":
         return f"ready to train on {gpu.seen}; `unspiral demo` shows the whole system"
@@ -349,6 +365,7 @@ def verdict(findings: list[Finding], config: Path | None = None) -> str:
 
 
 def doctor(
+    overrides: Overrides = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="Check what this configuration needs, too.")
     ] = None,
@@ -364,4 +381,4 @@ def doctor(
 ) -> None:
     """Check Python, packages, GPUs, Ray, listeners, ports, Redis, load, memory and disk; say what to do. With
     --config also its files, services and questions, and parts of your own, in seconds."""
-    raise typer.Exit(run_doctor(config, role=role, clean=clean))
+    raise typer.Exit(run_doctor(config, role=role, clean=clean, overrides=overrides or []))
