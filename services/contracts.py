@@ -116,6 +116,9 @@ class Trajectory:
     seconds: float = 0.0
     reading: Reading = "innermost"
     """How its loop read the tags; rewards read them the same way."""
+    one_sequence: bool = True
+    """Whether each action was sampled after all of what stands before it. False where later turns were shown
+    without the thoughts of earlier ones."""
     spans: list[Span] = field(default_factory=list, compare=False, repr=False)
     """By the worker's clock: the whole trajectory, then its generations and searches in order."""
     round_trip: tuple[float, float] | None = field(default=None, compare=False, repr=False)
@@ -142,7 +145,9 @@ class Trajectory:
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Whole sequence: token_ids int32 [T], action_ids int16 [T] (-1 outside the mask), sampler log-probs
-        float32 [T] (0 outside)."""
+        float32 [T] (0 outside). Raises ValueError where it is no one sequence."""
+        if not self.one_sequence:
+            raise ValueError(f"trajectory {self.uid}: its turns were sampled in contexts of their own")
         tokens, actions, logps = (
             list(self.prompt_ids),
             [-1] * len(self.prompt_ids),

@@ -34,6 +34,8 @@ OWNER_VARIABLE = "UNSPIRAL_LOCAL_RAY"
 to."""
 MAX_FOLDER_CHARACTERS = 40
 """Linux takes 107 for a socket's path, of which Ray needs 64 below its folder."""
+SHORT = "/tmp"
+"""Where the folder lies if the temporary folder has a longer name."""
 _WAS_SET: dict[str, str | None] = {}
 
 
@@ -109,8 +111,10 @@ def _own_folder() -> dict[str, str]:
     if os.environ.get("RAY_TMPDIR"):
         return {}
     folder = private_folder() / "ray"
-    # A long TMPDIR leaves no room for the names of its sockets.
-    return {"_temp_dir": str(folder)} if len(str(folder)) <= MAX_FOLDER_CHARACTERS else {}
+    if len(str(folder)) > MAX_FOLDER_CHARACTERS:
+        # A long TMPDIR, as batch systems give one to each job. Ray would take it all the same, and not start.
+        folder = private_folder(SHORT) / "ray"
+    return {"_temp_dir": str(folder)}
 
 
 @contextmanager

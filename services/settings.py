@@ -97,8 +97,8 @@ class RolloutSettings(Settings):
     services.rollout.worker.templates."""
     thoughts: Literal["family", "keep"] = "family"
     """Thoughts of earlier turns, with the templates `hermes` and `llama3`. `family`: as the model's chat
-    template has them; one that drops them is refused, since a trajectory must be one sequence of tokens.
-    `keep`: they stay."""
+    template has them; a model whose template drops them can be evaluated and asked so, and training refuses
+    it, since a trajectory must be one sequence of tokens. `keep`: they stay."""
     tools: dict[str, str] = Field(default_factory=dict)
     """Tools beside the search: tag -> import path `package.module:name` of a function or a class
     (docs/extend.md). The policy calls one by `<TAG>content</TAG>`, and gets what it returns as an
@@ -331,6 +331,10 @@ class MonitorRules(Settings):
     decay."""
     hold_share: float = Field(0.95, gt=0, le=1)
     """Reward holds while its mean is at least this share of its running maximum."""
+    silence_steps: int = Field(30, ge=1)
+    """Steps without a value of the likelihood's signs, or of the reward, after which a phase that had been
+    `healthy` is `unknown`; three times the distance of the values where they come more seldom. A probe that
+    repeats one value says nothing either."""
     recover_steps: int = Field(15, ge=1)
     """Steps without trouble until `recovering` becomes `healthy`."""
     warmup_steps: int = Field(10, ge=0)

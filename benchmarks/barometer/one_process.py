@@ -44,6 +44,7 @@ from trainer.learner.group import gathered, joined
 from trainer.learner.rank import LearnerRank
 from trainer.learner.results import RankInfo, Scores, UpdateResult
 from trainer.loop.driver import Driver
+from trainer.loop.records.users_metrics import load_metrics
 from trainer.loop.run.progress import Progress
 from trainer.loop.run.run_folder import RunFolder
 from trainer.loop.run.system import System
@@ -193,6 +194,7 @@ async def run(config: Config, fault: Fault) -> dict[str, Any]:
             store=store,
             learner=learner,  # type: ignore[arg-type]
             reward=lambda trajectory: fault.reward(trajectory, reward(trajectory)),
+            metrics=load_metrics(config.trainer.metrics),
             identity=identity_of(config, model),
         )
         with StopSignals(progress.say) as stop:

@@ -8,14 +8,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.collapse.arms import RUNNABLE, SEEDS, STEPS, chosen, contrasts
+from benchmarks.collapse.arms import ARMS, RUNNABLE, SEEDS, STEPS, chosen, contrasts
 from benchmarks.collapse.cells import Cell, cells
-from benchmarks.collapse.collected import RESULTS, collect, read_all, repeats_of
+from benchmarks.collapse.collected import RESULTS, collect, keep_series, read_all, repeats_of
 from benchmarks.collapse.grid import missing_arms, run_grid, status_table, warm
 from benchmarks.collapse.page import write_page
 from benchmarks.collapse.power import paragraph
+from benchmarks.collapse.starts import comparison, make_starts
 from benchmarks.collapse.tables import everything
 from benchmarks.grids.command_line import add_commands, command, numbers, positive, tell_collected
+from services.common.counting import counted
 
 FOLDER = Path("runs/collapse")
 
@@ -57,6 +59,22 @@ def parser() -> argparse.ArgumentParser:
     one = commands.add_parser("warm", help="make the warm start of one seed (the grid does this itself)")
     one.add_argument("--folder", type=Path, default=FOLDER)
     one.add_argument("--seed", type=int, required=True)
+    one = commands.add_parser(
+        "series", help="write what an arm's collected cells recorded, for the arms that follow it"
+    )
+    one.add_argument("--folder", type=Path, default=FOLDER, help="folder of the run folders")
+    one.add_argument("--results", type=Path, default=RESULTS, help="folder of the compressed metrics")
+    one.add_argument("--arm", choices=sorted({a.follows for a in ARMS.values()} - {""}), default="llds_0.5")
+    one = commands.add_parser(
+        "starts",
+        help="make the warm starts, and compare them with those of the committed cells",
+    )
+    one.add_argument("--folder", type=Path, default=FOLDER, help="folder of the run folders")
+    one.add_argument("--results", type=Path, default=RESULTS, help="folder of the compressed metrics")
+    one.add_argument(
+        "--seeds", type=seeds, default=list(SEEDS), help="FIRST:END (END not included), or a list"
+    )
+    one.add_argument("--parallel", type=positive, default=2, help="warm starts at the same time")
     return top
 
 
@@ -94,6 +112,15 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.command == "warm":
         warm(arguments.folder, arguments.seed)
         return 0
+    if arguments.command == "series":
+        count = keep_series(read_all(arguments.results), arguments.arm, arguments.folder)
+        console.print(f"{arguments.arm}: {counted(count, 'cell')}", markup=False)
+        return 0 if count else 1
+    if arguments.command == "starts":
+        made = make_starts(arguments.folder, arguments.seeds, arguments.parallel, console)
+        lines, equal = comparison(made, read_all(arguments.results), arguments.results)
+        console.print("\n".join(lines), markup=False, soft_wrap=True)
+        return 0 if equal else 1
     found = cells(arguments.folder, chosen(arguments.arms), arguments.seeds, arguments.steps)
     if arguments.command == "grid":
         return run_grid(found, arguments.folder, arguments.parallel, console)

@@ -219,6 +219,11 @@ def of_seed(seed: int, folder: Path, arm: str) -> dict[str, Any]:
     }
 
 
+def kept_series(folder: Path, arm: str, seed: int) -> Path:
+    """The metrics of a collected cell, which an arm may follow where the cell's run folder is not there."""
+    return folder / "series" / arm / f"{seed}.jsonl"
+
+
 def configuration(arm: str, seed: int, folder: Path, steps: int = STEPS) -> dict[str, Any]:
     """The configuration of a cell, as `unspiral train --config` takes it."""
     out = copy.deepcopy(BASE)
@@ -231,6 +236,7 @@ def configuration(arm: str, seed: int, folder: Path, steps: int = STEPS) -> dict
             node = node.setdefault(section, {})
         node[name] = value.replace("SEED", str(seed)) if isinstance(value, str) else value
     if followed := ARMS[arm].follows:
-        out["learner"]["match_kl"] = str(folder / followed / str(seed))
+        kept = kept_series(folder, followed, seed)
+        out["learner"]["match_kl"] = str(kept if kept.is_file() else folder / followed / str(seed))
     out["trainer"]["steps"] = steps
     return out

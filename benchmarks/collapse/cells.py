@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.collapse.arms import ARMS, STEPS, configuration
+from benchmarks.collapse.arms import ARMS, STEPS, configuration, kept_series
 from benchmarks.grids.cell_folder import CellFolder
 from services.common.errors import UserError
 from services.common.files import lock
@@ -33,9 +33,12 @@ class Cell(CellFolder):
 
     @property
     def source(self) -> Cell | None:
-        """The cell whose recorded series this one follows."""
+        """The cell whose recorded series this one follows, and which has to end before. None where that
+        series was kept from a collected cell."""
         followed = ARMS[self.arm].follows
-        return Cell(followed, self.seed, self.folder, self.steps) if followed else None
+        if not followed or kept_series(self.folder, followed, self.seed).is_file():
+            return None
+        return Cell(followed, self.seed, self.folder, self.steps)
 
     def config_file(self) -> Path:
         """Write the configuration as a file. Returns its path.

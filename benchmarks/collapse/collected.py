@@ -12,9 +12,11 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from benchmarks.collapse.arms import kept_series
 from benchmarks.collapse.cells import Cell
 from benchmarks.collapse.grid import PACKAGES, machine_file, warm_file
 from benchmarks.collapse.outcomes import COLUMNS, END, Outcomes, outcomes
@@ -35,6 +37,10 @@ class Result:
     greedy: dict[int, float]
 
     def outcomes(self) -> Outcomes:
+        return self._outcomes
+
+    @cached_property
+    def _outcomes(self) -> Outcomes:
         return outcomes(self.rows, self.sampled, self.greedy, died=self.header["died"], end=END)
 
     def first_batch(self) -> tuple[Any, ...] | None:
@@ -127,6 +133,17 @@ def read(file: Path) -> Result:
             scores[line["evaluation"]][line["step"]] = line["em"]
     rows = [line for line in lines if "evaluation" not in line]
     return Result(header, rows, scores["sampled"], scores["greedy"])
+
+
+def keep_series(results: Results, arm: str, folder: Path) -> int:
+    """Write the metrics of an arm's collected cells for the arms that follow it. Returns the number of
+    cells."""
+    found = results.get(arm, {})
+    for seed, cell in found.items():
+        file = kept_series(folder, arm, seed)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, "".join(json.dumps(row) + "\n" for row in cell.rows))
+    return len(found)
 
 
 def repeats_of(results: Path) -> Path:

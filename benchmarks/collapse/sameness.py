@@ -3,6 +3,7 @@ machine, and cells that were run twice."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable
@@ -12,6 +13,8 @@ from benchmarks.collapse.collected import Result, Results
 from benchmarks.collapse.outcomes import PRIMARY
 from benchmarks.collapse.statistics import interval
 
+NOT_NOTED = "not noted"
+"""Ends the processor of a cell that does not name it."""
 NOTHING_CONCLUDED = "Nothing is concluded from them before the cause is found (PLAN.md)."
 
 
@@ -32,7 +35,7 @@ def faults(results: Results, arms: Collection[str] = tuple(ARMS)) -> list[str]:
         if _several(cell.first_batch() for arm, cell in cells.items() if not samples_ahead(arm)):
             batches.append(seed)
     named = (("warm starts", starts), ("first batches", batches))
-    return [f"the {what} of {_seeds(odd)} differ" for what, odd in named if odd]
+    return [f"the {what} of {seeds_in_words(odd)} differ" for what, odd in named if odd]
 
 
 def first_batches(results: Results) -> str:
@@ -62,25 +65,49 @@ def kind(cell: Result) -> str:
     return ", ".join([machine, processor, *(f"{name} {number}" for name, number in known.items())])
 
 
+def noted(cell: Result) -> dict[str, str]:
+    """What is known of a cell's machine: a processor whose name was not noted is not."""
+    known = dict(cell.header.get("versions", {}))
+    return {name: value for name, value in known.items() if not value.endswith(NOT_NOTED)}
+
+
+def several_kinds(results: Results, arms: Collection[str] = tuple(ARMS)) -> str | None:
+    """How many kinds of machine these cells are of, in words: `2` where each two kinds have a difference that
+    was noted, `several` where some have, and "" where none has. None: one kind."""
+    notes = {kind(cell): noted(cell) for arm in arms for cell in results.get(arm, {}).values()}
+    if len(notes) < 2:
+        return None
+    apart = [
+        any(a[name] != b[name] for name in a.keys() & b.keys())
+        for a, b in itertools.combinations(notes.values(), 2)
+    ]
+    return str(len(notes)) if all(apart) else "several" if any(apart) else ""
+
+
 def machines(results: Results) -> str:
     """The kinds of machine, in a sentence or two; empty without a cell."""
     found = kinds(results)
     if len(found) < 2:
         return "".join(f"All cells are of one kind of machine ({name})." for name in found)
-    parts = [
+    parts = "; ".join(
         f"{name}: {', '.join(f'`{arm}` ({count})' for arm, count in arms.items())}"
         for name, arms in found.items()
-    ]
-    return (
-        f"Against PLAN.md, cells are of {len(found)} kinds of machine, between which bits may differ: "
-        f"{'; '.join(parts)}."
     )
+    if count := several_kinds(results):
+        said = f"Against PLAN.md, cells are of {count} kinds of machine, between which bits may differ"
+    else:
+        said = "PLAN.md asks for one kind of machine; the cells' notes do not say whether theirs is one"
+    return f"{said}: {parts}."
 
 
 def mixed(results: Results, arms: Collection[str]) -> str:
     """The clause that a conclusion from these arms needs where they are not of one kind of machine."""
-    count = len(kinds(results, arms))
-    return f" Against PLAN.md, these cells are of {count} kinds of machine." if count > 1 else ""
+    count = several_kinds(results, arms)
+    if count is None:
+        return ""
+    if count:
+        return f" Against PLAN.md, these cells are of {count} kinds of machine."
+    return " Whether these cells are of one kind of machine, as PLAN.md asks, was not noted."
 
 
 def repeats_table(results: Results, repeats: Results) -> str:
@@ -153,7 +180,7 @@ def _several(values: Iterable[Hashable]) -> bool:
     return len(set(values)) > 1
 
 
-def _seeds(odd: list[int]) -> str:
+def seeds_in_words(odd: list[int]) -> str:
     return f"seed{'s' if len(odd) > 1 else ''} {', '.join(map(str, odd))}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.collapse.arms import ARMS, CLAIM, SEEDS, contrasts
@@ -44,10 +45,10 @@ def complete(results: Results) -> tuple[str, ...]:
     return tuple(name for name in ARMS if set(SEEDS) <= set(results.get(name, {})))
 
 
-def paired(results: Results, arm: str, control: str, outcome: str) -> Contrast:
-    """Over the seeds of the plan for which both arms have the outcome."""
+def paired(results: Results, arm: str, control: str, outcome: str, seeds: Sequence[int] = SEEDS) -> Contrast:
+    """Over those of the seeds (the plan's) for which both arms have the outcome."""
     differences = []
-    for seed in SEEDS:
+    for seed in seeds:
         mine, other = results[arm].get(seed), results[control].get(seed)
         if mine is None or other is None:
             continue
@@ -155,6 +156,22 @@ def second_family(results: Results) -> list[str]:
     ]
 
 
+def other_seeds(results: Results) -> list[str]:
+    """The contrasts over seeds that are not of the plan, where two arms share some."""
+    lines = _head("arm", "minus", "pairs", f"{HEADS[PRIMARY]}: mean difference", "95 % BCa", "p")
+    rows = []
+    for arm, control in (*contrasts(), *contrasts(family=2)):
+        seeds = sorted(results.get(arm, {}).keys() & results.get(control, {}).keys() - set(SEEDS))
+        c = paired(results, arm, control, PRIMARY, seeds) if seeds else None
+        if c is not None and c.pairs:
+            span = "-" if math.isnan(c.low) else f"{c.low:+.3f} to {c.high:+.3f}"
+            rows.append(_row(arm, control, str(c.pairs), f"{c.mean:+.3f}", span, p_text(c.p)))
+    if not rows:
+        return []
+    said = "No verdict is drawn from these, and nothing corrects for their number."
+    return ["## Seeds outside the plan", said, "\n".join([*lines, *rows])]
+
+
 def everything(results: Results) -> str:
     """The whole page."""
     parts = [
@@ -168,6 +185,7 @@ def everything(results: Results) -> str:
         "## Secondary outcomes",
         *(contrasts_table(results, key) for key in SECONDARY),
         *second_family(results),
+        *other_seeds(results),
         "## Runs",
         runs_table(results),
     ]

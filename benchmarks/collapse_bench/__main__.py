@@ -16,15 +16,15 @@ from benchmarks.collapse_bench.collected import RESULTS, collect, read_all
 from benchmarks.collapse_bench.plan import (
     CURES,
     FIRST_SEEDS,
+    SEEDS,
     STEPS,
-    check_seed,
     chosen_causes,
     chosen_cures,
     configuration,
 )
 from benchmarks.collapse_bench.tables import block, write_page
 from benchmarks.grids.cell_folder import run_timed, states_table
-from benchmarks.grids.command_line import add_commands, command, numbers, positive, tell_collected
+from benchmarks.grids.command_line import add_commands, check_kept, command, numbers, positive, tell_collected
 from services.common.loading.lazy import LazyModule
 from trainer.config.schema import parse_config
 
@@ -78,12 +78,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         print(demo.lab_model(arguments.seed))
         return 0
     if arguments.command == "cell":
-        check_seed(arguments.seed)
         return run_cell(
             Cell(arguments.cause, arguments.cure, arguments.seed, arguments.folder, arguments.steps)
         )
-    for seed in arguments.seeds:
-        check_seed(seed)
+    if arguments.command == "collect":
+        check_kept(arguments.seeds, SEEDS, arguments.out, RESULTS)
     causes, cures = chosen_causes(arguments.causes), chosen_cures(arguments.cures)
     found = cells(arguments.folder, causes, cures, arguments.seeds, arguments.steps)
     if arguments.command == "grid":

@@ -15,8 +15,6 @@ from benchmarks.collapse_bench.causes import CAUSES
 from services.common.errors import UserError
 
 STEPS, EVAL_EVERY, QUESTIONS = 48, 12, 100
-CALIBRATION = 1999
-"""The seed by which times and sizes were looked at."""
 SEEDS = tuple(range(2000, 2010))
 FIRST_SEEDS = SEEDS[:3]
 
@@ -65,15 +63,6 @@ def chosen_causes(names: Sequence[str]) -> list[str]:
 
 def chosen_cures(names: Sequence[str]) -> list[str]:
     return chosen("--cures", names, {"all": tuple(CURES), "curve": CURVE_CURES}, CURES)
-
-
-def check_seed(seed: int) -> None:
-    """Raises UserError for a seed that is not in the plan."""
-    if seed not in (CALIBRATION, *SEEDS):
-        raise UserError(
-            f"--seeds {seed}: not in the plan; accepted: {SEEDS[0]} to {SEEDS[-1]}, "
-            f"and {CALIBRATION} to try things out"
-        )
 
 
 def configuration(cause: str, cure: str, seed: int, folder: Path, steps: int = STEPS) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-MORE_IS_BETTER = ("tokens_per_s", "speedup", "busy")
+MORE_IS_BETTER = ("tokens_per_s", "steady_tokens_per_s", "speedup", "busy", "steady_busy")
 LESS_IS_BETTER = (
-    *("seconds", "seconds_per_step", "us_per_token", "peak_gib", "learner_peak_gib", "start_seconds"),
+    *("seconds", "seconds_per_step", "us_per_token", "engine_us_per_token", "peak_gib", "learner_peak_gib"),
+    *("start_seconds", "command_seconds"),
     *("setup_seconds", "first_s", "ours", "bare", "goes_on_s", "joined_s", "mean"),
 )
 NAMES = ("what", "size", "zero", "workers", "how", "phase", "T", "syncs")

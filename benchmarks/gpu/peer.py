@@ -6,7 +6,13 @@ end at a closing tag, exact match as reward, GRPO without KL or LLDS, one optimi
 checkpointing on both sides or on neither. Both score pi_old (TRL for its correction of vLLM's log-probs).
 Weights: ours bfloat16 with fp32 master weights, TRL's float32 under autocast. Sampling and learning share one
 GPU in turns; where there are more, both see the first alone. Needs TRL (`pip install trl`). The two run one
-after the other, each in processes of its own. With `--vllm no` TRL's answers do not end at tags.
+after the other, each in processes of its own; `command_seconds` is the whole command, from its start to its
+end. With `--vllm no` TRL's answers do not end at tags.
+
+`--reward coin` pays 1 for about half of all answers, by their text, whatever they say: a model that is never
+right learns nothing, and then ours leaves the update out. Together with `benchmarks.gpu_searcher --searches 0
+--thought 100` it gives answers of a chosen length. `--cold` gives each side empty folders for what vLLM and
+PyTorch compile.
 """
 
 from __future__ import annotations
@@ -17,9 +23,14 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from services.contracts import Trajectory
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_PROMPT_TOKENS = 512
@@ -34,6 +45,8 @@ def arguments(parser: Any) -> None:
     parser.add_argument("--tokens", type=int, default=256, help="of an answer, at most")
     parser.add_argument("--rows", type=int, default=16, help="of a micro-batch of TRL's")
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing, on both sides")
+    parser.add_argument("--reward", choices=["em", "coin"], default="em")
+    parser.add_argument("--cold", action="store_true", help="nothing compiled before is used again")
     parser.add_argument("--only", choices=["ours", "trl"])
     parser.add_argument(
         "--vllm", choices=["yes", "no"], default="yes", help="no: transformers samples on both sides (CPU)"
@@ -54,10 +67,23 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     for name in ("ours", "trl"):
         if args.only not in (None, name):
             continue
-        began = time.monotonic()
-        out[name] = (ours if name == "ours" else peer)(args, questions)
-        print(f"{name}: {json.dumps(out[name])} ({time.monotonic() - began:.0f} s in all)", flush=True)
+        with tempfile.TemporaryDirectory(prefix="unspiral-compiled-") as folder:
+            environment = one_gpu() | (compiled_in(folder) if args.cold else {})
+            began = time.monotonic()
+            out[name] = (ours if name == "ours" else peer)(args, questions, environment)
+            out[name]["command_seconds"] = time.monotonic() - began
+        print(f"{name}: {json.dumps(out[name])}", flush=True)
     return out
+
+
+def coin(text: str) -> float:
+    """1 or 0, each for about half of all texts."""
+    return float(zlib.crc32(text.strip().encode()) & 1)
+
+
+def coin_reward(trajectory: Trajectory) -> float:
+    """`coin` as our reward."""
+    return coin(trajectory.actions[-1].text)
 
 
 def same_questions(args: argparse.Namespace) -> Path:
@@ -78,6 +104,15 @@ def one_gpu() -> dict[str, str]:
     that it sees."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     return {"OMP_NUM_THREADS": "1"} | os.environ | {"CUDA_VISIBLE_DEVICES": first}
+
+
+def compiled_in(folder: str) -> dict[str, str]:
+    """Where vLLM and PyTorch keep what they compiled."""
+    return {
+        "VLLM_CACHE_ROOT": f"{folder}/vllm",
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+        "TRITON_CACHE_DIR": f"{folder}/triton",
+    }
 
 
 def summary(seconds: list[float], tokens: list[float], rewards: list[float]) -> dict[str, Any]:
@@ -111,6 +146,7 @@ def our_changes(args: argparse.Namespace, questions: Path) -> dict[str, Any]:
         "rollout.max_response_tokens": args.tokens,
         "rollout.max_model_tokens": MAX_PROMPT_TOKENS + args.tokens,
         "algorithm.llds.lambda": 0,
+        "reward.kind": "em" if args.reward == "em" else "benchmarks.gpu.peer:coin_reward",
         "learner.minibatches_per_batch": 1,
         "learner.gradient_checkpointing": str(args.checkpointing).lower(),
         "learner.lr": 1e-6,
@@ -120,7 +156,7 @@ def our_changes(args: argparse.Namespace, questions: Path) -> dict[str, Any]:
     }
 
 
-def ours(args: argparse.Namespace, questions: Path) -> dict[str, Any]:
+def ours(args: argparse.Namespace, questions: Path, environment: dict[str, str]) -> dict[str, Any]:
     changes = our_changes(args, questions)
     command = [
         "train",
@@ -132,25 +168,26 @@ def ours(args: argparse.Namespace, questions: Path) -> dict[str, Any]:
     subprocess.run(
         [sys.executable, "-m", "trainer", *map(str, command)],
         cwd=ROOT,
-        env=one_gpu(),
+        env=environment,
         check=True,
         timeout=900,
     )
     lines = (changes["run.dir"] / changes["run.name"] / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
+    ended = json.loads((changes["run.dir"] / changes["run.name"] / "summary.json").read_text())
     return summary(
         [s["time/step"] for s in steps],
         [s["rollout/length"] for s in steps],
         [s["reward/mean"] for s in steps],
-    )
+    ) | {"parts": ended.get("performance", {})}
 
 
-def peer(args: argparse.Namespace, questions: Path) -> dict[str, Any]:
+def peer(args: argparse.Namespace, questions: Path, environment: dict[str, str]) -> dict[str, Any]:
     file = args.out.resolve() / "peer_trl.json"
     told = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     told |= {"out": str(file), "model": str(Path(args.model).resolve()), "questions": str(questions)}
     command = [sys.executable, "-m", "benchmarks.gpu.peer", json.dumps(told)]
-    subprocess.run(command, cwd=ROOT, env=one_gpu(), check=True, timeout=900)
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=900)
     return json.loads(file.read_text())
 
 
@@ -179,6 +216,8 @@ def _trl(told: dict[str, Any]) -> None:
     ]
 
     def reward(completions: list[str], golden: list[list[str]], **_: Any) -> list[float]:
+        if told["reward"] == "coin":
+            return [coin(text) for text in completions]
         found = [last_answer(text) for text in completions]
         return [exact_match(m.content, g) if m else 0.0 for m, g in zip(found, golden, strict=True)]
 
@@ -236,16 +275,17 @@ def _trl(told: dict[str, Any]) -> None:
 
 
 def table(out: dict[str, Any]) -> str:
+    sides = {name: out[name] for name in ("ours", "trl") if name in out}
     lines = [
         f"  {name:5} {r['seconds_per_step']:.2f} s a step, {r['answer_tokens']:.0f} tokens an answer, "
         f"reward {r['reward']:.3f}"
-        for name, r in out.items()
-        if isinstance(r, dict)
+        + (f", {r['command_seconds']:.0f} s in all" if "command_seconds" in r else "")
+        for name, r in sides.items()
     ]
     lines += [
         f"  {name}: no reward was earned, so no gradient was computed from one: give a warm-started model"
-        for name, r in out.items()
-        if isinstance(r, dict) and not r["reward"]
+        for name, r in sides.items()
+        if not r["reward"]
     ]
     if "ours" in out and "trl" in out:
         lines.append(

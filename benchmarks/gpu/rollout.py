@@ -1,15 +1,22 @@
 """Rollouts: every trajectory on its own against a turn barrier. Same engine, same questions, the real
 retriever service.
 
-One worker in this process, without Ray; the retriever has a process of its own, as in a run. The two ways
-take turns (A B A B); each begins with an empty prefix cache. Beside tokens a second: the processor time that
-this process (vLLM's front end and the agent loop) spends on a token, and the share of time in which the GPU
-is busy. With --profile py-spy looks at the process for so many seconds, in further rounds.
+One worker in this process, without Ray; the retriever has a process of its own, as in a run. The ways take
+turns (A B A B); each round begins with an empty prefix cache. Beside tokens per second: the processor time
+that this process (vLLM's front end and the agent loop) and the engine's spend on a token, and the share of
+time in which the GPU is busy. With --profile py-spy looks at both processes for so many seconds, in further
+rounds.
+
+The end of a round belongs to its longest trajectories, so a rate over whole rounds says little about a
+worker that always has work. With --in-flight a new trajectory begins whenever one ends, and `steady` is the
+rate while all places are taken: tokens of the trajectories that end after as many as there are places, and
+before the last one begins. The barrier takes as many at a time, one batch after the other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import statistics
@@ -19,9 +26,11 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.gpu.retriever import served
 from benchmarks.gpu.watch import BusyShare, Profile
-from services.contracts import Question, TrajectoryRequest
+from services.contracts import Question, Trajectory, TrajectoryRequest
 from services.rollout.engines import vllm_engine
 from services.rollout.worker.worker import RolloutWorker
 from services.settings import RolloutSettings
@@ -29,7 +38,10 @@ from trainer.data import load_questions
 
 WAYS = ["asynchronous", "barrier"]
 OWN = "vLLM's own front end"
-"""Name of the asynchronous rounds without ours."""
+SENT = "each token sent"
+BESIDE: dict[str, dict[str, bool]] = {OWN: {}, SENT: {"unspiral_ids_only": True}}
+"""Asynchronous rounds whose requests go another way through the front end, with their `extra_args`: that of
+vLLM itself, and ours without tokens that wait in the engine's process."""
 
 
 def arguments(parser: Any) -> None:
@@ -46,9 +58,17 @@ def arguments(parser: Any) -> None:
     )
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS)
     parser.add_argument(
-        "--beside-own", action="store_true", help="each round also with vLLM's own front end, in turns"
+        "--in-flight", type=int, nargs="+", metavar="N", help="so many at a time, each in turn; default: all"
     )
-    parser.add_argument("--profile", type=int, default=0, help="seconds of py-spy, in a further round")
+    parser.add_argument("--times", type=int, default=4, help="with --in-flight: so many times as many in all")
+    parser.add_argument("--head-dtype", choices=["model", "float32"], default="model")
+    parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument(
+        "--beside-own",
+        action="store_true",
+        help="each round also with vLLM's own front end, and with ours but each token sent at once, in turns",
+    )
+    parser.add_argument("--profile", type=int, default=0, help="seconds of py-spy, in further rounds")
     parser.add_argument("--memory", type=float, default=0.8, help="rollout.gpu_memory_utilization")
 
 
@@ -66,69 +86,116 @@ async def _run(args: Any, url: str) -> dict[str, Any]:
         temperature=args.temperature,
         gpu_memory_utilization=args.memory,
         compile=args.compile,
+        head_dtype=args.head_dtype,
+        tensor_parallel=args.tensor_parallel,
     )
-    questions = load_questions(str(args.data / "train.jsonl"), skip_bad=False).rows[: args.trajectories]
+    questions = load_questions(str(args.data / "train.jsonl"), skip_bad=False).rows
+    sizes = args.in_flight or [None]
+    if args.in_flight and (most := max(sizes) * args.times) > len(questions):
+        raise SystemExit(
+            f"--in-flight {max(sizes)} --times {args.times} need {most} questions, not {len(questions)}"
+        )
     worker = RolloutWorker(
         "bench", settings, model_path=args.model, retriever_url=url, retriever_timeout_seconds=60.0, seed=1
     )
     began = time.monotonic()
     await worker.start()
-    out: dict[str, Any] = {"start_seconds": time.monotonic() - began, "trajectories": len(questions)}
+    out: dict[str, Any] = {
+        "start_seconds": time.monotonic() - began,
+        "trajectories": max(args.in_flight) * args.times if args.in_flight else args.trajectories,
+        "model": str(args.model),
+        "head_dtype": args.head_dtype,
+        "tensor_parallel": args.tensor_parallel,
+    }
     try:
-        requests = [TrajectoryRequest(f"w-{i}", "w", q, i, args.temperature) for i, q in enumerate(questions)]
-        await asyncio.gather(*(worker.rollout(r) for r in requests[:16]))  # warms up
-        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in args.ways}
-        if args.beside_own:
-            runs[OWN] = []
-        for repeat in range(args.repeats):
-            for name in runs:
-                with own_front_end() if name == OWN else nullcontext():
-                    runs[name].append(await _round(worker, questions, name, repeat, args.temperature))
-                print(name, json.dumps(runs[name][-1]), flush=True)
+        requests = [
+            TrajectoryRequest(f"w-{i}", "w", q, i, args.temperature) for i, q in enumerate(questions[:16])
+        ]
+        await asyncio.gather(*map(worker.rollout, requests))  # warms up
+        ways = [*args.ways, *(BESIDE if args.beside_own else [])]
+        runs: dict[str, list[dict[str, Any]]] = {name_of(way, n): [] for n in sizes for way in ways}
+        for repeat, places, way in itertools.product(range(args.repeats), sizes, ways):
+            taken = questions[: places * args.times if places else args.trajectories]
+            with front_end(BESIDE[way]) if way in BESIDE else nullcontext():
+                done = await _round(worker, taken, way, repeat, args.temperature, places)
+            runs[name_of(way, places)].append(done)
+            print(name_of(way, places), json.dumps(done), flush=True)
         if args.profile:
-            with Profile(args.out / "rollout.stacks", args.profile) as profile:
+            engine = (worker.engine_pids() or [None])[0]
+            with (
+                Profile(args.out / "rollout.stacks", args.profile) as profile,
+                Profile(args.out / "engine.stacks", args.profile if engine else 0, engine) as beside,
+            ):
                 ends = time.monotonic() + args.profile
                 repeat = args.repeats
+                places = sizes[-1]
+                taken = questions[: places * args.times if places else args.trajectories]
                 while time.monotonic() < ends:
-                    await _round(worker, questions, args.ways[0], repeat, args.temperature)
+                    await _round(worker, taken, args.ways[0], repeat, args.temperature, places)
                     repeat += 1
-            out["top"] = profile.top
+            out |= {"top": profile.top, "top_of_engine": beside.top}
     finally:
         await worker.close()
     out |= runs
-    rates = {name: statistics.median(r["tokens_per_s"] for r in rows) for name, rows in runs.items()}
-    if {"asynchronous", "barrier"} <= rates.keys():
-        out["ratio"] = rates["asynchronous"] / rates["barrier"]
+    rates = {name: statistics.median(map(rate_of, rows)) for name, rows in runs.items()}
+    if set(WAYS) <= set(args.ways):
+        for places in sizes:
+            one, other = (rates[name_of(way, places)] for way in WAYS)
+            out[name_of("ratio", places)] = one / other
     return out
 
 
+def name_of(way: str, places: int | None) -> str:
+    return way if places is None else f"{way}, {places} in flight"
+
+
+def rate_of(row: dict[str, Any]) -> float:
+    """Tokens per second, while all places are taken where that was measured."""
+    return row.get("steady_tokens_per_s") or row["tokens_per_s"]
+
+
 @contextmanager
-def own_front_end() -> Iterator[None]:
-    """Requests go vLLM's own way through its front end."""
+def front_end(marks: dict[str, bool]) -> Iterator[None]:
+    """Requests have other marks meanwhile."""
     kept = vllm_engine.IDS_ONLY
-    vllm_engine.IDS_ONLY = {}
+    vllm_engine.IDS_ONLY = marks
     try:
         yield
     finally:
         vllm_engine.IDS_ONLY = kept
 
 
+def engine_seconds(worker: RolloutWorker) -> float:
+    """Processor time of the engine's processes so far."""
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in worker.engine_pids())
+
+
 async def _round(
-    worker: RolloutWorker, questions: list[Question], way: str, repeat: int, temperature: float
+    worker: RolloutWorker,
+    questions: list[Question],
+    way: str,
+    repeat: int,
+    temperature: float,
+    places: int | None,
 ) -> dict[str, Any]:
-    """One trajectory a question, from an empty prefix cache."""
+    """One trajectory per question, so many at a time, from an empty prefix cache."""
     batch = [
         TrajectoryRequest(f"{way}-{repeat}-{i}", f"g{i}", q, i, temperature) for i, q in enumerate(questions)
     ]
     await worker._engine.reset_prefix_cache()
+    steady = Steady(len(batch), places or len(batch))
     with BusyShare() as busy:
-        started, processor = time.perf_counter(), time.process_time()
+        started, processor, engine = time.perf_counter(), time.process_time(), engine_seconds(worker)
         if way == "barrier":
-            done = await worker.rollout_batch(batch)
+            done = []
+            size = places or len(batch)
+            for first in range(0, len(batch), size):
+                done += await worker.rollout_batch(batch[first : first + size])
         else:
-            done = list(await asyncio.gather(*(worker.rollout(r) for r in batch)))
+            done = await steady.run(worker, batch)
         seconds, processor = time.perf_counter() - started, time.process_time() - processor
-    written = sum(len(a.token_ids) for t in done for a in t.actions)
+        engine = engine_seconds(worker) - engine
+    written = sum(map(tokens_of, done))
     return {
         "seconds": seconds,
         "tokens": written,
@@ -136,20 +203,83 @@ async def _round(
         "turns": statistics.mean(len(t.actions) for t in done),
         "searches": sum(a.kind == "search" for t in done for a in t.actions) / len(done),
         "us_per_token": processor / written * 1e6,
+        "engine_us_per_token": engine / written * 1e6,
         "busy": busy.mean,
+        **steady.numbers(),
     }
+
+
+def tokens_of(trajectory: Trajectory) -> int:
+    return sum(len(a.token_ids) for a in trajectory.actions)
+
+
+class Steady:
+    """Trajectories of which so many are in flight at a time, and the rate while all places are taken."""
+
+    def __init__(self, count: int, places: int) -> None:
+        self._count = count
+        self._places = places
+        self._begun = 0
+        self._ended = 0
+        self._tokens = 0
+        self._began_at = 0.0
+        self._seconds = 0.0
+        self._busy = BusyShare()
+
+    async def run(self, worker: RolloutWorker, batch: list[TrajectoryRequest]) -> list[Trajectory]:
+        places = asyncio.Semaphore(self._places)
+
+        async def one(request: TrajectoryRequest) -> Trajectory:
+            async with places:
+                self._begun += 1
+                if self._begun == self._count and self._began_at:
+                    self._seconds = time.perf_counter() - self._began_at
+                    self._busy.__exit__()
+                trajectory = await worker.rollout(request)
+                self._ended += 1
+                if self._began_at and not self._seconds:
+                    self._tokens += tokens_of(trajectory)
+                if self._ended == self._places and self._begun < self._count:
+                    self._began_at = time.perf_counter()
+                    self._busy.__enter__()
+                return trajectory
+
+        return list(await asyncio.gather(*map(one, batch)))
+
+    def numbers(self) -> dict[str, float | None]:
+        """Empty where the places were never all taken for long enough."""
+        if not self._seconds:
+            return {}
+        return {"steady_tokens_per_s": self._tokens / self._seconds, "steady_busy": self._busy.mean}
+
+
+def is_way(name: str) -> bool:
+    return name.partition(",")[0] in (*WAYS, *BESIDE)
 
 
 def table(out: dict[str, Any]) -> str:
     lines = [f"{out['trajectories']} trajectories, engine up in {out['start_seconds']:.0f} s"]
-    for name in (n for n in [*WAYS, OWN] if n in out):
+    rows = {name: value for name, value in out.items() if is_way(name)}
+    width = max(map(len, rows), default=0)
+    for name in rows:
         rates = ", ".join(f"{r['tokens_per_s']:,.0f}" for r in out[name])
         last = out[name][-1]
-        busy = "" if last.get("busy") is None else f", GPU busy {last['busy']:.0%}"
-        cost = "" if "us_per_token" not in last else f", {last['us_per_token']:.1f} us of processor a token"
-        lines.append(
-            f"{name:{len(OWN)}} tokens/s {rates}   (turns a trajectory {last['turns']:.2f}{cost}{busy})"
-        )
-    if "ratio" in out:
-        lines.append(f"ratio {out['ratio']:.2f}")
-    return "\n".join([*lines, *(f"  {share:6.1%} {name}" for name, share in out.get("top", []))])
+        told = [f"turns a trajectory {last['turns']:.2f}"]
+        if "us_per_token" in last:
+            told.append(f"{last['us_per_token']:.1f} us of processor a token")
+        if "engine_us_per_token" in last:
+            told.append(f"{last['engine_us_per_token']:.1f} in the engine's process")
+        if last.get("busy") is not None:
+            told.append(f"GPU busy {last['busy']:.0%}")
+        if "steady_tokens_per_s" in last:
+            told.append("steady " + ", ".join(f"{rate_of(r):,.0f}" for r in out[name]))
+        if last.get("steady_busy") is not None:
+            told.append(f"busy {last['steady_busy']:.0%} then")
+        lines.append(f"{name:{width}} tokens/s {rates}   ({', '.join(told)})")
+    lines += [f"{name} {value:.2f}" for name, value in out.items() if name.startswith("ratio")]
+    for name in ("top", "top_of_engine"):
+        lines += [
+            f"{name}:" * bool(out.get(name)),
+            *(f"  {share:6.1%} {f}" for f, share in out.get(name, [])),
+        ]
+    return "\n".join(filter(None, lines))

@@ -52,20 +52,23 @@ class BusyShare:
 
 
 class Profile:
-    """py-spy on this process while the context lasts. `top` holds the functions that most samples were in,
-    with their shares; empty where py-spy is not installed or may not look."""
+    """py-spy on this process, or on another, while the context lasts. `top` holds the functions that most
+    samples were in, with their shares; empty where py-spy is not installed or may not look, or is given no
+    time."""
 
-    def __init__(self, file: Path, seconds: int) -> None:
+    def __init__(self, file: Path, seconds: int, pid: int | None = None) -> None:
         self.file, self.seconds = file, seconds
+        self.pid = pid or os.getpid()
         self.top: list[tuple[str, float]] = []
 
     def __enter__(self) -> Profile:
         program = shutil.which("py-spy")
         self._process = None
-        if program is not None:
+        self.file.unlink(missing_ok=True)
+        if program is not None and self.seconds:
             self._process = subprocess.Popen(
                 [
-                    *(program, "record", "--pid", str(os.getpid()), "--duration", str(self.seconds)),
+                    *(program, "record", "--pid", str(self.pid), "--duration", str(self.seconds)),
                     *("--rate", "200", "--format", "raw", "--output", str(self.file), "--nonblocking"),
                 ],
                 stdout=subprocess.DEVNULL,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from services.common.processes.signals import Stopped
 
 
 def numbers(text: str) -> list[int]:
-    """`100:110` (the end is not included) or `100,103`. Raises ValueError for no number."""
+    """`100:110` (the end is not included) or `100,103`. Raises ValueError for no number, and for one below
+    0."""
     first, colon, end = text.partition(":")
     found = list(range(int(first), int(end))) if colon else [int(part) for part in text.split(",")]
-    if not found:
+    if not found or min(found) < 0:
         raise ValueError(text)
     return found
 
@@ -45,6 +46,17 @@ def add_commands(commands: Any, folder: Path, results: Path) -> Iterator[tuple[s
         if name == "collect":
             one.add_argument("--out", type=Path, default=results, help="folder of the compressed metrics")
             one.add_argument("--replace", action="store_true", help="write over files with other bits")
+
+
+def check_kept(seeds: Iterable[int], planned: Sequence[int], out: Path, results: Path) -> None:
+    """Raises UserError where cells of another seed than the plan's would be collected among its results: any
+    seed can be run, and collected elsewhere."""
+    others = [seed for seed in seeds if seed not in planned]
+    if others and out.resolve() == results.resolve():
+        raise UserError(
+            f"--seeds {others[0]}: not in the plan, whose seeds are {planned[0]} to {planned[-1]}; "
+            "--out FOLDER collects it elsewhere, and tables --results FOLDER shows it"
+        )
 
 
 def write_between(page: Path, first: str, last: str, text: str) -> None:

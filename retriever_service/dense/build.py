@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +65,7 @@ def make_type(dimension: int, kind: str, vectors: int):
     follows from the number of vectors. Raises UserError for a type that FAISS does not know."""
     faiss = import_faiss()
     lists = max(1, min(int(4 * math.sqrt(vectors)), vectors // 39 or 1))
-    spelled = kind.replace("IVF,", f"IVF{lists},")
+    spelled = re.sub(r"\bIVF(?=[,_])", f"IVF{lists}", kind)
     accepted = "Flat, SQfp16, SQ8, `IVF,Flat`, `IVF,SQ8`, HNSW32, or another factory string of FAISS"
     with refused_by_faiss(lambda why: UserError(f"type {kind!r}: accepted are {accepted}")):
         return faiss.index_factory(dimension, spelled, faiss.METRIC_INNER_PRODUCT)

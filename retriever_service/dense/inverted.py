@@ -22,7 +22,7 @@ from retriever_service.dense.search import INDEX_FILE, import_faiss, made_of
 from services.common.files import move, written_aside
 
 BLOCK_ROWS = 262_144
-_TRAIN_ROWS_PER_LIST = 64
+TRAIN_ROWS_PER_LIST = 64
 _LEAST_TRAIN_ROWS = 20_000
 _TRAINED = "trained.index"
 Vectors = Callable[[int, int], np.ndarray]
@@ -40,11 +40,12 @@ def write_inverted(
     *,
     seed: int = 0,
     block_rows: int = BLOCK_ROWS,
+    rows_per_list: int = TRAIN_ROWS_PER_LIST,
 ) -> None:
     """Write `folder/faiss.index` and its lists (`retriever_service.dense.lists`).
 
     `made` is an empty index of the type `kind`; `scratch` is a folder for what is half done, which is removed
-    at the end.
+    at the end. `rows_per_list` vectors a list are learnt from.
 
     Raises UserError where such an index can't be made of these vectors.
     """
@@ -59,7 +60,7 @@ def write_inverted(
     trained = scratch / _TRAINED
     with made_of(kind, f"{count:,} vectors"):
         if not trained.is_file():
-            made.train(_sample(vectors, count, made.nlist, seed))
+            made.train(_sample(vectors, count, made.nlist * rows_per_list, seed))
             _put(faiss, made, trained)
         blocks = []
         for begin in range(0, count, block_rows):
@@ -76,9 +77,9 @@ def write_inverted(
     shutil.rmtree(gone)
 
 
-def _sample(vectors: Vectors, count: int, lists: int, seed: int) -> np.ndarray:
+def _sample(vectors: Vectors, count: int, wanted: int, seed: int) -> np.ndarray:
     """Vectors to learn from: runs of neighbours from all over, so that a disk reads them in one sweep."""
-    wanted = min(count, max(_TRAIN_ROWS_PER_LIST * lists, _LEAST_TRAIN_ROWS))
+    wanted = min(count, max(wanted, _LEAST_TRAIN_ROWS))
     if wanted == count:
         return vectors(0, count)
     run = 16

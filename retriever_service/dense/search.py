@@ -25,6 +25,7 @@ from services.common.loading.extras import needed_for
 
 FOLDER = "dense"
 INDEX_FILE = "faiss.index"
+_FRONT = 4
 
 
 def import_faiss():
@@ -67,13 +68,17 @@ def made_of(kind: str, what: str) -> AbstractContextManager[None]:
 
 def set_search_effort(index, nprobe: int | None, ef_search: int | None) -> None:
     """Set the number of lists (IVF) or the width of the front (HNSW) that a search visits. Other indexes
-    ignore both."""
+    ignore both. `ef_search` is also for a graph over lists; by default its front is four times as wide as the
+    lists are many."""
     faiss = import_faiss()
     inner = faiss.downcast_index(index)
-    if nprobe and isinstance(inner, faiss.IndexIVF):
-        inner.nprobe = nprobe
-    if ef_search and isinstance(inner, faiss.IndexHNSW):
-        inner.hnsw.efSearch = ef_search
+    graph = inner
+    if isinstance(inner, faiss.IndexIVF):
+        inner.nprobe = nprobe or inner.nprobe
+        graph = faiss.downcast_index(inner.quantizer)
+        ef_search = ef_search or _FRONT * inner.nprobe
+    if ef_search and isinstance(graph, faiss.IndexHNSW):
+        graph.hnsw.efSearch = ef_search
 
 
 class DenseRanker:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import orjson
 from fastapi import Response
 from pydantic import TypeAdapter
@@ -14,6 +15,7 @@ from retriever_service.http.forms.schemas import Reply, parse_body
 from retriever_service.http.service import Service, encode_answer
 from retriever_service.http.web import JsonEndpoint, RetrieverApp
 from retriever_service.index_folder.description import IndexInfo, version_of
+from retriever_service.index_folder.segments import SegmentedDocuments
 from retriever_service.ranking import RankerOfPart, Statistics
 from retriever_service.search.search_index import Hits, RankedIndex, SearchIndex
 from retriever_service.shards import wire
@@ -23,6 +25,8 @@ _FREQUENCIES = TypeAdapter(wire.FrequenciesAsked)
 _SEARCH = TypeAdapter(wire.SearchAsked)
 _SHARED = ("analyzer", "k1", "b", "postings", "fingerprint", "type")
 """Settings that all shards must share, besides the family of the encoder."""
+_LOOKED_AT = 32
+"""Ids of which is concluded that all are numbers."""
 
 
 def add_shard_routes(app: RetrieverApp, service: Service, bodies: Room) -> None:
@@ -34,7 +38,7 @@ def add_shard_routes(app: RetrieverApp, service: Service, bodies: Room) -> None:
 
     @app.get(wire.ABOUT, include_in_schema=False)
     async def about() -> Response:
-        return Response(about_of(service.loaded()).model_dump_json(), media_type="application/json")
+        return Response(side.about(service.loaded()), media_type="application/json")
 
 
 def about_of(index: SearchIndex) -> wire.About:
@@ -47,7 +51,30 @@ def about_of(index: SearchIndex) -> wire.About:
         passages=info.passages,
         tokens=ranker.statistics.tokens if isinstance(ranker, RankerOfPart) else None,
         settings=_shared(info),
+        numbers=numbers_of(index),
     )
+
+
+def numbers_of(index: SearchIndex) -> wire.Numbers | None:
+    """What a sample of its ids says: whether they are ascending whole numbers, as those of rows without ids
+    are. Of an index in segments only the first is looked at."""
+    if not isinstance(index, RankedIndex):
+        return None
+    documents = index.documents
+    rows = documents.count
+    if isinstance(documents, SegmentedDocuments):
+        documents = documents.parts[0]
+    ids = [
+        documents.get(row)[0] for row in np.linspace(0, documents.count - 1, _LOOKED_AT, dtype=int).tolist()
+    ]
+    if not all(identity.isascii() and identity.isdecimal() for identity in ids):
+        return None
+    found = [int(identity) for identity in ids]
+    if found != sorted(found):
+        return None
+    # A deleted passage has no id any more; it may be of this segment.
+    count = documents.count - (rows - index.info.passages)
+    return wire.Numbers(first=found[0], last=found[-1], count=count) if count > 0 else None
 
 
 def _shared(info: IndexInfo) -> dict:
@@ -64,6 +91,13 @@ class _ShardSide:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._known: tuple[SearchIndex, str] | None = None
+        self._about: tuple[SearchIndex, str] | None = None
+
+    def about(self, index: SearchIndex) -> str:
+        """`GET /shard`, as JSON. Servers before this one ask every few seconds."""
+        if self._about is None or self._about[0] is not index:
+            self._about = index, about_of(index).model_dump_json()
+        return self._about[1]
 
     def _require(self, version: str, index: SearchIndex) -> None:
         """In the thread of searches. Raises RequestRefused where the index is another one by now."""

@@ -1,23 +1,22 @@
 """Making one index of the segments of another, without its deleted passages. Can be killed and gone on with.
 
-The passages are copied as a build writes them, the postings of each segment are unpacked into a sorted run,
-and the runs are merged as at a build. Without deletions the files are those of an index that was built from
-all passages at once, byte for byte.
+The passages are copied as a build writes them, and the postings of the segments are merged as a build merges
+its runs. Without deletions the files are those of an index that was built from all passages at once, byte for
+byte.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from retriever_service.bm25.kernel import compiled
 from retriever_service.bm25.packed import build as runs
-from retriever_service.bm25.packed.blocks import unpack_list
-from retriever_service.bm25.packed.files import PackedFiles, open_packed
+from retriever_service.bm25.packed.files import open_packed
+from retriever_service.bm25.packed.joined import JoinedPostings
 from retriever_service.index_folder.corpus import Passage
 from retriever_service.index_folder.description import REPLACED, IndexInfo, read_info, work_of
 from retriever_service.index_folder.segments import (
@@ -40,39 +39,13 @@ from retriever_service.indexing.workplace import (
 )
 from services.common.files import write_atomically
 
-RUNS_DONE = "run.done"
-_GROUP_POSTINGS = 1 << 22
-_RUN_BYTES = 6
-"""Of each posting in a run: its row and its term frequency."""
-_SCAN_BYTES = 16
-"""Of each passage while it is copied: the hash of its id, and its line."""
-
-
-@compiled
-def unpack_terms(
-    words, firsts, places, widths, first_block, frequencies, terms, new_rows, counts, rows, tfs
-):  # fmt: skip
-    """Unpack the lists of some terms, one behind another, with new row numbers (`new_rows`, -1 for a row that
-    goes). `counts` [terms] says how many postings of each are left. Returns how many are left in all."""
-    longest = 0
-    for i in range(len(terms)):
-        longest = max(longest, np.int64(frequencies[terms[i]]))
-    own_rows = np.empty(longest, np.int32)
-    own_tfs = np.empty(longest, np.int32)
-    at = 0
-    for i in range(len(terms)):
-        term = terms[i]
-        size = np.int64(frequencies[term])
-        unpack_list(words, firsts, places, widths, np.int64(first_block[term]), size, own_rows, own_tfs)
-        begin = at
-        for p in range(size):
-            row = new_rows[own_rows[p]]
-            if row >= 0:
-                rows[at] = row
-                tfs[at] = own_tfs[p]
-                at += 1
-        counts[i] = at - begin
-    return at
+TERMS_DONE = "run.done"
+"""Says that RUN_LENGTHS and RUN_VOCABULARY are whole. Earlier versions wrote their runs before it, too."""
+_SCAN_BYTES = 36
+"""Of each passage, beside its place in the new index: the hashes of its id and its url, its line, the place
+of its other fields where no passage has any, and its length."""
+_IMPACT_BYTES = 2
+"""Of each posting of a segment that has no impacts yet: an earlier version built it."""
 
 
 def merge_index(index: str | Path, *, progress: Progress | None = None) -> IndexInfo:
@@ -120,14 +93,17 @@ class _Merge:
         self._deleted = read_deletions(index, info)["rows"]
 
     def bytes_needed(self) -> int:
-        """Of the merged index while it is made: the files of all segments and the runs, less the share of the
-        deleted passages."""
+        """Of the merged index while it is made: the files of all segments and what only the making needs,
+        less the share of the deleted passages."""
         segments = [open_packed(folder) for folder in self._folders]
         rows = sum(len(segment.lengths) for segment in segments)
-        postings = sum(int(segment.frequencies.sum(dtype=np.int64)) for segment in segments)
         files = sum(path.stat().st_size for path in self._index.rglob("*") if path.is_file())
+        terms = sum(len(segment.text) for segment in segments)
+        new = sum(
+            int(segment.frequencies.sum(dtype=np.int64)) for segment in segments if segment.impacts is None
+        )
         kept = 1 - len(self._deleted) / max(rows, 1)
-        return round(kept * (files + _RUN_BYTES * postings + _SCAN_BYTES * rows))
+        return round(kept * (files + terms + _IMPACT_BYTES * new + _SCAN_BYTES * rows))
 
     def run(self, key: Key) -> None:
         """Fill the folder and seal it."""
@@ -143,15 +119,20 @@ class _Merge:
         )  # fmt: skip
         total = documents.count
         state = scanner.run(lambda s: self._tell("copy", s.position / total, f"{s.passages:,} passages"))
-        # The mark comes last: after a kill the runs are either whole or written anew.
-        if not (work / RUNS_DONE).exists():
-            write_runs([open_packed(folder) for folder in self._folders], kept, work)
-            write_atomically(work / RUNS_DONE, "", durable=True)
+        for name in set(runs.RUN_FILES) - {runs.RUN_LENGTHS, runs.RUN_VOCABULARY}:
+            (work / name).unlink(missing_ok=True)  # of a merge that an earlier version began
+        postings = JoinedPostings([open_packed(folder) for folder in self._folders], kept)
+        # The mark comes last: after a kill these files are either whole or written anew.
+        if not (work / TERMS_DONE).exists():
+            _write(work / runs.RUN_LENGTHS, [postings.lengths.tobytes()])
+            _write(work / runs.RUN_VOCABULARY, postings.vocabulary())
+            write_atomically(work / TERMS_DONE, "", durable=True)
         runs.write_packed(
             work,
             k1=info.settings["k1"],
             b=info.settings["b"],
             progress=lambda done, of: self._tell("merge", done / max(of, 1), f"{done:,} postings"),
+            postings=postings,
         )
         documents.close()
         description = {
@@ -165,7 +146,7 @@ class _Merge:
             "skipped_reasons": info.skipped_reasons,
             "settings": info.settings,
         }
-        seal_folder(work, description, [*runs.RUN_FILES, RUNS_DONE])
+        seal_folder(work, description, [*runs.RUN_FILES, TERMS_DONE])
         self._tell("done", 1.0, f"{state.passages:,} passages")
 
 
@@ -179,75 +160,8 @@ def _passages(
             yield Passage(identity, fields.pop("contents"), row + 1, row + 1, fields)
 
 
-def write_runs(segments: Sequence[PackedFiles], kept: np.ndarray, work: Path) -> None:
-    """Write a run per segment. kept: bool [rows of all segments]; the others go, and the rows behind them
-    move up. Terms are numbered in the order of their first sight."""
-    new_rows = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
-    numbers: dict[bytes, int] = {}
-    begin = 0
-    files = {name: (work / name).open("wb") for name in runs.RUN_FILES}
-    try:
-        for segment in segments:
-            own_rows = new_rows[begin : begin + len(segment.lengths)]
-            begin += len(own_rows)
-            files[runs.RUN_LENGTHS].write(segment.lengths[own_rows >= 0].tobytes())
-            terms = _terms_of(segment)
-            wanted = np.flatnonzero(_left(segment, own_rows))
-            for term in wanted.tolist():
-                numbers.setdefault(terms[term], len(numbers))
-            new = np.array([numbers[terms[term]] for term in wanted.tolist()], np.int64)
-            order = np.argsort(new, kind="stable")
-            postings = 0
-            for part in _groups(segment.frequencies[wanted[order]]):
-                own = wanted[order[part]]
-                most = int(segment.frequencies[own].sum(dtype=np.int64))
-                rows = np.empty(most, np.uint32)
-                tfs = np.empty(most, np.uint16)
-                counts = np.empty(len(own), np.uint32)
-                left = unpack_terms(
-                    *segment.blocks[:4], *segment.blocks[5:], own, own_rows, counts, rows, tfs
-                )
-                files[runs.RUN_TERMS].write(new[order[part]].astype(np.uint32).tobytes())
-                files[runs.RUN_COUNTS].write(counts.data)
-                files[runs.RUN_ROWS].write(rows[:left].data)
-                files[runs.RUN_TFS].write(tfs[:left].data)
-                postings += int(left)
-            files[runs.RUN_SIZES].write(np.array([len(wanted), postings], np.uint64).tobytes())
-        files[runs.RUN_VOCABULARY].write(b"".join(term + b"\n" for term in numbers))
-    finally:
-        for file in files.values():
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-
-
-def _terms_of(segment: PackedFiles) -> list[bytes]:
-    return segment.text.tobytes().split(b"\n")[:-1]
-
-
-def _left(segment: PackedFiles, new_rows: np.ndarray) -> np.ndarray:
-    """Whether some passage with each term stays."""
-    if (new_rows >= 0).all():
-        return np.ones(len(segment.frequencies), bool)
-    left = np.zeros(len(segment.frequencies), np.int64)
-    terms = np.arange(len(left))
-    for part in _groups(segment.frequencies):
-        most = int(segment.frequencies[part].sum(dtype=np.int64))
-        counts = np.empty(len(terms[part]), np.uint32)
-        unpack_terms(
-            *segment.blocks[:4], *segment.blocks[5:], terms[part], new_rows, counts,
-            np.empty(most, np.uint32), np.empty(most, np.uint16),
-        )  # fmt: skip
-        left[part] = counts
-    return left > 0
-
-
-def _groups(frequencies: np.ndarray) -> Iterator[slice]:
-    """Slices of terms with about _GROUP_POSTINGS postings each."""
-    ends = np.cumsum(frequencies, dtype=np.int64)
-    begin = 0
-    while begin < len(ends):
-        before = int(ends[begin - 1]) if begin else 0
-        end = max(begin + 1, int(np.searchsorted(ends, before + _GROUP_POSTINGS, "right")))
-        yield slice(begin, end)
-        begin = end
+def _write(path: Path, pieces: Iterable[bytes]) -> None:
+    with path.open("wb") as file:
+        file.writelines(pieces)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""Whether the indexes of shards go together: their scores must be of one scale."""
+"""Whether the indexes of shards go together: their scores must be of one scale, and their ids differ."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from retriever_service.errors import IndexInvalid
-from retriever_service.shards.wire import About
+from retriever_service.shards.wire import About, Numbers
 
 _BM25 = ("analyzer", "k1", "b")
 _DENSE = ("family", "max_tokens", "fingerprint")
+_MENDED = (
+    "Rows without ids are numbered from 0 on in each corpus: `unspiral data passages` writes a corpus with "
+    "ids, under its file's name"
+)
 
 
 def agreed(shards: Sequence[tuple[str, About]]) -> dict[str, Any]:
@@ -44,4 +48,22 @@ def agreed(shards: Sequence[tuple[str, About]]) -> dict[str, Any]:
                 "twice; replicas of one shard are given as URL|URL"
             )
         seen[about.version] = name
+    _refuse_shared_numbers(shards)
     return {**one.settings, "backend": one.backend}
+
+
+def _refuse_shared_numbers(shards: Sequence[tuple[str, About]]) -> None:
+    """Raise IndexInvalid where two shards must have ids in common: more numbers than there are from the first
+    to the last."""
+    numbered = [(name, about.numbers) for name, about in shards if about.numbers is not None]
+    for at, (name, own) in enumerate(numbered):
+        for other, theirs in numbered[:at]:
+            if own.count + theirs.count > max(own.last, theirs.last) - min(own.first, theirs.first) + 1:
+                raise IndexInvalid(
+                    f"shard {name}: its passages have ids {_span(own)}, those of {other} {_span(theirs)}: "
+                    f"different passages share an id. {_MENDED}"
+                )
+
+
+def _span(numbers: Numbers) -> str:
+    return f"{numbers.first} to {numbers.last}"

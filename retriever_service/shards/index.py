@@ -239,7 +239,8 @@ class ShardedIndex:
             }
         answers = await _all([shard.ask(wire.SEARCH, content, asked, until) for shard, content in pairs])
         lists = [_hits(shard, answer, len(queries)) for shard, answer in zip(shards, answers, strict=True)]
-        return [merged([of_shard[i] for of_shard in lists], topk) for i in range(len(queries))]
+        numbers = [1 + self._shards.index(shard) for shard in shards]
+        return [merged([of_shard[i] for of_shard in lists], numbers, topk) for i in range(len(queries))]
 
 
 def _nothing() -> None:
@@ -285,11 +286,19 @@ def _hits(shard: Shard, answer: dict[str, Any], count: int) -> list[Hits]:
     return found
 
 
-def merged(lists: Sequence[Hits], topk: int) -> Hits:
-    """The best of several lists, each best first; equal scores in the order of the lists."""
-    every = [hit for hits in lists for hit in hits]
-    every.sort(key=lambda hit: -hit[1])
-    return every[:topk]
+def merged(lists: Sequence[Hits], numbers: Sequence[int], topk: int) -> Hits:
+    """The best of several lists, each best first; equal scores in the order of the lists. Of different
+    documents with one id the later ones get the number of their shard behind it: `17#2`."""
+    every = [(hit, number) for hits, number in zip(lists, numbers, strict=True) for hit in hits]
+    every.sort(key=lambda one: -one[0][1])
+    found: Hits = []
+    seen: dict[str, bytes] = {}
+    for (raw, score), number in every[:topk]:
+        document = orjson.loads(raw)
+        if seen.setdefault(document["id"], raw) != raw:
+            raw = orjson.dumps(document | {"id": f"{document['id']}#{number}"})
+        found.append((raw, score))
+    return found
 
 
 def _contents(raw: bytes) -> str:

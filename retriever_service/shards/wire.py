@@ -21,6 +21,15 @@ class _Message(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
 
+class Numbers(_Message):
+    """Ids of a shard's passages that are different whole numbers."""
+
+    first: int
+    last: int
+    count: int
+    """How many, at least."""
+
+
 class About(_Message):
     """The index of a shard."""
 
@@ -32,6 +41,8 @@ class About(_Message):
     """Sum of the lengths of its passages in terms; null where it takes no statistics of others."""
     settings: dict[str, Any]
     """What must be the same on all shards, for their scores to be of one scale."""
+    numbers: Numbers | None = None
+    """The ids that are ascending whole numbers, as of rows without ids; null where it knows of none."""
 
 
 class Whole(_Message):

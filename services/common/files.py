@@ -107,12 +107,12 @@ def followed(path: Path) -> Path:
 
 
 def put_folder(made: Path, place: Path, *, earlier: Path) -> None:
-    """Rename the folder `made` to `place`, which is no link (`followed`). What stood there is renamed to
-    `earlier`, which must be free.
+    """Rename the folder `made` to `place`. What stood there is renamed to `earlier`, which must be free; of a
+    link the link alone, so that of a folder elsewhere `place` is its own path (`followed`).
 
     At each moment a whole folder has one of both names.
     """
-    if place.exists():
+    if os.path.lexists(place):  # also a link that leads nowhere, over which no folder can be renamed
         os.rename(place, earlier)
     os.rename(made, place)
 

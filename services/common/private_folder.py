@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 
 
-def private_folder() -> Path:
-    """This user's own folder in the temporary folder, mode 0700. Raises PermissionError where another user
-    made one of its name."""
-    folder = Path(tempfile.gettempdir()) / f"unspiral-{os.getuid()}"
+def private_folder(within: str | None = None) -> Path:
+    """This user's own folder in the temporary folder (or in `within`), mode 0700. Raises PermissionError
+    where another user made one of its name."""
+    folder = Path(within or tempfile.gettempdir()) / f"unspiral-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:

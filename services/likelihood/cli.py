@@ -17,6 +17,7 @@ from services.common.errors import UserError
 from services.common.names import accepted
 from services.common.runs.paths import LATEST, run_folder
 from services.likelihood.exports import mirrors, upkeep
+from services.likelihood.exports.doubts import doubts
 from services.likelihood.exports.report import write_report
 from services.likelihood.exports.run_files import RunFiles, read_rules, read_run
 from services.likelihood.exports.trainers import MAPS, chosen_map
@@ -161,7 +162,7 @@ def replay(
         Path,
         typer.Argument(
             help="A run's folder, its metrics.jsonl, a checkpoint in it, or latest; or another trainer's "
-            "metrics as JSONL, JSON (trainer_state.json) or CSV."
+            "metrics as JSONL, JSON (trainer_state.json), CSV, or TensorBoard's event files."
         ),
     ],
     rules: Rules = None,
@@ -190,7 +191,9 @@ def replay(
             f"{metrics}: none of its metrics is one that the monitor reads; name them with --map "
             f"({', '.join(MAPS)}, or a YAML file of `our name: their name`)"
         )
-    codes, alarms = run.replay(read_rules(rules) if rules else None)
+    monitor = run.monitor(read_rules(rules) if rules else None)
+    codes, alarms = run.replay(monitor)
+    doubted = doubts(run.metrics, monitor, judged_by)
     found = series.bands(codes, run.metrics[0]["step"], list(PHASES))
     if as_json:
         body = {
@@ -201,6 +204,7 @@ def replay(
             "alarms": alarms,
             "judged_by": judged_by,
             "missing": missing,
+            "doubts": doubted,
         }
         typer.echo(orjson.dumps(body, option=orjson.OPT_INDENT_2))
         return
@@ -208,7 +212,9 @@ def replay(
         typer.echo(line)
     if name_map:
         typer.echo(f"  names of {name_map.trainer}")
-    typer.echo(f"  judged by {', '.join(judged_by)}")
+    typer.echo(f"  judged by {', '.join(n for n in judged_by if n not in doubted) or 'none'}")
+    for why in dict.fromkeys(doubted.values()):
+        typer.echo(f"  in doubt ({why}): {', '.join(n for n, said in doubted.items() if said == why)}")
     if missing:
         typer.echo(f"  missing: {', '.join(missing)}")
 

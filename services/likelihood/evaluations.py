@@ -8,16 +8,15 @@ names of their curves; they are shown at the step whose weights were scored. Mon
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from services.likelihood.records import EventRecord, RunInfo
-from services.likelihood.store.base import LikelihoodStore
+from services.likelihood.records import MAX_STEP, EventRecord, RunInfo, StoredStep
+from services.likelihood.store.base import EVALUATION, LikelihoodStore
 
-EVALUATION = "evaluation"
 MOST_EVENTS = 10_000
 
 
@@ -46,11 +45,18 @@ class HeldOut:
     """Score by the step where it is shown, by name of the curve."""
     repeated: dict[str, dict[int, float]] = field(default_factory=dict)
     """The step after, whose line may repeat the score: there it counts once."""
+    times: dict[int, float] = field(default_factory=dict)
+    """Unix seconds of the last evaluation that is shown at a step."""
 
     @property
     def last(self) -> int | None:
         """The last step with a score."""
         return max((step for scores in self.at.values() for step in scores), default=None)
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """The newest score by name of the curve."""
+        return {name: scores[max(scores)] for name, scores in self.at.items()}
 
     def curve(
         self, name: str, stored: tuple[np.ndarray, np.ndarray], first: int, last: int
@@ -85,16 +91,62 @@ def held_out_of(store: LikelihoodStore, info: RunInfo) -> HeldOut:
     """What the evaluations of a run say, without those of steps that a later attempt has made again. Scores
     from before the first step are shown at the first one."""
     found = HeldOut()
-    for event in store.events(info.run, MOST_EVENTS):
+    for event in store.events(info.run, MOST_EVENTS, EVALUATION):
         step = event["step"]
         scores = _scores(event)
         if not scores or _superseded(store, info, step, event["data"].get("attempt")):
             continue
         shown = max(step, info.first_step or 0)
+        found.times[shown] = event["time"]
         for name, value in scores:
             found.at.setdefault(name, {})[shown] = value
             found.repeated.setdefault(name, {})[step + 1] = value
     return found
+
+
+def shown_scores(
+    store: LikelihoodStore, info: RunInfo, event: EventRecord
+) -> tuple[int, dict[str, float | None]]:
+    """The step where the scores of an evaluation are shown, and the scores; none of a step that a later
+    attempt has made again."""
+    attempt = event.data.get("attempt")
+    superseded = _superseded(store, info, event.step, attempt)
+    scores = () if superseded else _scores(event.model_dump())
+    return max(event.step, info.first_step or 0), dict(scores)
+
+
+def scored_steps(store: LikelihoodStore, run: str) -> Iterator[StoredStep]:
+    """All steps of a run in order, each with the held-out scores that are shown at it. A step with an
+    evaluation and without a line has its scores alone."""
+    info = store.info(run)
+    held_out = held_out_of(store, info)
+    alone = sorted(held_out.times)
+    for stored in _each_step(store, run):
+        while alone and alone[0] < stored.step:
+            yield _of_scores(held_out, alone.pop(0), info.attempt)
+        if alone and alone[0] == stored.step:
+            alone.pop(0)
+        yield stored.model_copy(update={"metrics": held_out.line(stored.step, stored.metrics)})
+    for step in alone:
+        yield _of_scores(held_out, step, info.attempt)
+
+
+def _each_step(store: LikelihoodStore, run: str) -> Iterator[StoredStep]:
+    first = 0
+    while page := store.steps(run, first, MAX_STEP):
+        yield from page
+        first = page[-1].step + 1
+
+
+def _of_scores(held_out: HeldOut, step: int, attempt: int) -> StoredStep:
+    return StoredStep(
+        step=step,
+        attempt=attempt,
+        policy_version=None,
+        time=held_out.times[step],
+        metrics=held_out.line(step, {}),
+        trajectories=0,
+    )
 
 
 def _scores(event: Mapping[str, Any]) -> list[tuple[str, float]]:

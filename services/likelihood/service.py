@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from services.common.errors import EnvironmentLacks, UserError
-from services.likelihood.evaluations import held_out_of
+from services.likelihood.evaluations import HeldOut, held_out_of, shown_scores
 from services.likelihood.exports.mirrors import Mirroring
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.monitor.phases import PhaseMonitor, PhaseState
@@ -25,7 +26,7 @@ from services.likelihood.records import (
     StoredStep,
 )
 from services.likelihood.store import series
-from services.likelihood.store.base import LikelihoodStore, NotStored
+from services.likelihood.store.base import EVALUATION, LikelihoodStore, NotStored
 from services.settings import MonitorRules
 
 REPLAY = 100  # stored steps read at a time; each may hold thousands of metrics
@@ -96,7 +97,9 @@ class LikelihoodService:
         stored, state = seen
         self.publish(run, "step", {**stored.model_dump(), "phase": state.phase})
         if self.mirroring:
-            self.mirroring.step(run, stored.step, stored.time, stored.metrics, state.phase)
+            held_out = held_out_of(self.store, self.store.info(run))
+            metrics = held_out.line(stored.step, stored.metrics)
+            self.mirroring.step(run, stored.step, stored.time, metrics, state.phase)
         for alarm in state.alarms:
             self.publish(run, "alarm", alarm.as_dict())
         for alarm in state.cleared:
@@ -107,6 +110,11 @@ class LikelihoodService:
         with self._lock(run):
             self.store.put_event(run, event)
         self.publish(run, "event", event.model_dump())
+        if self.mirroring and event.kind == EVALUATION:
+            info = self.store.info(run)
+            step, scores = shown_scores(self.store, info, event)
+            if scores and info.last_step is not None:  # before the first step, whose line brings them
+                self.mirroring.step(run, step, time.time(), scores, None)
 
     def put_about(self, run: str, changes: dict[str, Any]) -> None:
         """Set what the run says of itself; listeners read it anew."""
@@ -185,11 +193,20 @@ class LikelihoodService:
     def summary(self, run: str) -> dict[str, Any]:
         """What the head of the page shows: the run, its phase, its latest metrics and its alarms that
         stand."""
+        return self._summary(run)[0]
+
+    def latest(self, run: str) -> dict[str, Any]:
+        """The summary, with each held-out score since its evaluation: a reader who looks now and then would
+        miss it at the one step where it is shown."""
+        summary, held_out = self._summary(run)
+        return summary | {"metrics": held_out.latest | summary["metrics"]}
+
+    def _summary(self, run: str) -> tuple[dict[str, Any], HeldOut]:
         info = self.store.info(run)
         latest = self.store.steps(run, info.last_step, info.last_step) if info.last_step is not None else []
         held_out = held_out_of(self.store, info)
         now = self.phase(run)
-        return {
+        summary = {
             **info.model_dump(),
             "phase": now["phase"],
             "since": now["since"],
@@ -198,6 +215,7 @@ class LikelihoodService:
             "metric_names": list(dict.fromkeys([*self.store.metric_names(run), *held_out.at])),
             "alarms": [a for a in self.store.alarms(run) if a["cleared"] is None],
         }
+        return summary, held_out
 
     def _curve_names(self, run: str, more: Iterable[str]) -> list[str]:
         names = dict.fromkeys([*self.store.metric_names(run), *more])

@@ -149,7 +149,7 @@ def test_the_driver_gives_its_monitor_the_score_of_the_weights_that_a_step_began
     driver.scores = {"before/greedy": {"em": 0.25}, "step3/greedy": {"em": 0.5}, "step3/sampled": {"em": 0.4}}
     seen = []
     driver.recorder = SimpleNamespace(
-        step=lambda result, metrics: (
+        step=lambda result, metrics, repeated: (
             seen.append(metrics) or SimpleNamespace(step=1, phase="unknown", alarms=[])
         )
     )

@@ -2,19 +2,39 @@
 cluster."""
 
 import io
+import sys
 
 import pytest
 from rich.console import Console
 
-from trainer.commands.checks import doctor_parts
+from trainer.commands.checks import doctor_parts, doctor_reward
 from trainer.commands.checks.doctor import run_doctor, verdict
 from trainer.commands.checks.findings import Finding
 
 PARTS = """
+import threading
+
 from services.rollout.worker.templates.lab import LabTemplate
 
+from trainer.rewards import em
+
 def brief(t):
+    return em(t)
+
+def half(t):
+    return em(t) / 2
+
+def same(t):
     return 1.0
+
+def silent(t):
+    return None
+
+def broken(t):
+    return {}["score"]
+
+def hangs(t):
+    threading.Event().wait()
 
 def calc(content, question):
     return "5"
@@ -30,6 +50,7 @@ def config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "doctors_parts.py").write_text(PARTS)
+    monkeypatch.delitem(sys.modules, "doctors_parts", raising=False)
     rows = [f'{{"question": "who is {n}?", "answer": "{n}"}}\n' for n in range(4)]
     (tmp_path / "train.jsonl").write_text("".join(rows))
     (tmp_path / "eval.jsonl").write_text("".join(rows[:2]) + '{"question": "when?", "answer": "now"}\n')
@@ -61,6 +82,9 @@ def line(lines, what):
 def test_parts_that_are_there_are_loaded_and_held_out_questions_that_are_trained_on_are_told(config):
     _, lines = findings(config())
     assert line(lines, "reward.kind").startswith("ok ")
+    assert line(lines, "reward.kind").endswith(
+        "doctors_parts:brief: a right answer earns 1, a wrong one earns 0, none earns 0"
+    )
     assert line(lines, "rollout.template").endswith("doctors_parts:Own: loaded")
     assert line(lines, "rollout.tools.calc").endswith("doctors_parts:calc: loaded")
     assert line(lines, "prompts").startswith("note")  # there is no model yet
@@ -75,8 +99,36 @@ def test_a_part_that_is_not_there_is_bad_and_says_what_is(config, part, key):
     status, lines = findings(config(**{part: "nope"}))
     assert status == 3 and line(lines, key).startswith("BAD")
     advice = lines[lines.index(line(lines, key)) + 1]
-    assert "doctors_parts has no `nope`; it has: brief, calc, Own" in advice
+    assert "doctors_parts has no `nope`; it has: brief, half, same," in advice
     assert advice.lstrip().startswith(f"-> {key}")
+
+
+@pytest.mark.parametrize(
+    ("reward", "level", "says"),
+    [
+        ("half", "note", "an answer counts as right from 1 on, for metrics and LLDS; where yours earn less"),
+        ("same", "note", "a wrong answer earns as much as counts as right (1)"),
+        ("broken", "BAD", "on trajectory doctor-right: KeyError: 'score' ({}/doctors_parts.py, line 21)"),
+        ("hangs", "BAD", "on trajectory doctor-right: no result within 0.5 s"),
+    ],
+)
+def test_the_reward_is_called_and_what_it_gives_or_raises_is_told(
+    config, tmp_path, monkeypatch, reward, level, says
+):
+    monkeypatch.setattr(doctor_reward, "SECONDS", 0.5 if reward == "hangs" else 120.0)
+    _, lines = findings(config(reward=reward))
+    told = line(lines, "reward.kind")
+    assert told.startswith(level)
+    assert says.format(tmp_path) in lines[lines.index(told) + 1]
+
+
+def test_a_reward_that_gives_nothing_is_told_and_is_no_fault(config, tmp_path):
+    (tmp_path / "train.jsonl").unlink()
+    _, lines = findings(config(reward="silent"))
+    told = line(lines, "reward.kind")
+    end = "a right answer is left out, a wrong one is left out, none is left out"
+    assert told.startswith("note") and told.endswith(end)
+    assert "the function returned None" in lines[lines.index(told) + 1]
 
 
 def test_the_prompts_are_made_with_the_models_tokenizer(config, tmp_path, monkeypatch):
@@ -84,7 +136,7 @@ def test_the_prompts_are_made_with_the_models_tokenizer(config, tmp_path, monkey
     monkeypatch.setattr(doctor_parts.models, "check_folder", lambda folder, given: folder)
     asked = []
     monkeypatch.setattr(doctor_parts.tokenizer, "load_tokenizer", lambda folder: f"of {folder}")
-    monkeypatch.setattr(doctor_parts.preflight, "check_prompts", lambda *given: asked.append(given))
+    monkeypatch.setattr(doctor_parts.preflight, "check_prompts", lambda *given, trained: asked.append(given))
     _, lines = findings(config())
     assert line(lines, "prompts").endswith("made of the first 4 questions")
     ((key, questions, tokenizer, _),) = asked

@@ -18,19 +18,22 @@ def answered(source, text):
 
 MADE = [answered("nq", "Ada Finch"), answered("nq", "Ada"), answered("hotpotqa", "Finch Ada")]
 
+F1 = [make_reward("f1")(t) for t in MADE]
+NONE = [None] * len(MADE)
+
 
 def test_right_is_what_the_reward_function_calls_right_beside_exact_match():
-    scores = scores_of(MADE, make_reward("f1"), 1.0)
+    scores = scores_of(MADE, F1, 1.0)
     assert scores["overall"] == pytest.approx(
         {"em": 1 / 3, "f1": (1 + 2 / 3 + 1) / 3, "right": 2 / 3, "n": 3}
     )
     assert scores["sources"]["hotpotqa"] == {"em": 0.0, "f1": 1.0, "right": 1.0, "n": 1}
-    assert scores_of(MADE, make_reward("f1"), 0.6)["sources"]["nq"]["right"] == 1.0
+    assert scores_of(MADE, F1, 0.6)["sources"]["nq"]["right"] == 1.0
 
 
 def test_what_has_no_reward_is_not_counted_and_without_any_nothing_is_said():
-    assert scores_of(MADE, lambda t: 1.0 if t is MADE[0] else None, 1.0)["overall"]["right"] == 1.0
-    assert set(scores_of(MADE, None, 1.0)["overall"]) == {"em", "f1", "n"}
+    assert scores_of(MADE, [1.0, *NONE[1:]], 1.0)["overall"]["right"] == 1.0
+    assert set(scores_of(MADE, NONE, 1.0)["overall"]) == {"em", "f1", "n"}
 
 
 def test_a_score_of_zero_says_how_often_it_searched_and_answered():
@@ -41,7 +44,7 @@ def test_a_score_of_zero_says_how_often_it_searched_and_answered():
     searched = Trajectory("u", "g", question, [1], [search, Observation([2], "x"), after], "answer")
     silent = Trajectory("u", "g", question, [1], [rambling], "max_turns")
     made = [searched, silent, silent, answered("hotpotqa", "Ada")]
-    scores = with_behaviour(scores_of(made, None, 1.0), made)
+    scores = with_behaviour(scores_of(made, [None] * len(made), 1.0), made)
     assert scores["overall"] == pytest.approx(
         {"em": 0.0, "f1": 2 * (2 / 3) / 4, "n": 4, "searches": 1 / 4, "answered": 1 / 2}
     )
@@ -50,5 +53,5 @@ def test_a_score_of_zero_says_how_often_it_searched_and_answered():
     said = "EM 0.000  F1 0.333  (4 questions, 0.25 searches each, 50% answered)"
     assert overall_in_words(scores) == said
     assert scores_in_words(scores).splitlines()[-1] == f"overall   {said}"
-    nothing = with_behaviour(scores_of([], None, 1.0), [])
+    nothing = with_behaviour(scores_of([], [], 1.0), [])
     assert nothing["overall"]["searches"] == 0 and nothing["sources"] == {}

@@ -261,6 +261,12 @@ def test_what_the_user_sets_wins_over_the_name_and_a_line_says_so():
     assert remarks(parse_config(BASE | {"algorithm": {"clip_high": 0.28}})) == []  # grpo promises no clip
 
 
+def test_answers_without_others_to_compare_with_are_remarked():
+    alone = {"rollout": {"group_size": 1}, "algorithm": {"llds": {"lambda": 0.0}}}
+    (line,) = remarks(parse_config(BASE | alone))
+    assert line.startswith("rollout.group_size=1: an answer has no other to be compared with")
+
+
 def test_the_configuration_of_a_run_from_before_the_presets_keeps_its_values():
     older = json_of(parse_config(BASE))
     older["algorithm"] |= {"loss": "gspo", "clip_low": 0.2, "clip_high": 0.2}

@@ -53,6 +53,17 @@ def test_each_entry_makes_settings_and_every_trained_row_of_a_paper_has_its_entr
     assert len(BY_HUB_NAME) == sum(one.hub is not None for one in CHECKPOINTS)
 
 
+def test_the_weights_of_llds_that_are_on_the_hub_have_their_names(capsys):
+    out = listed(capsys)
+    action = "SEGAgentRL/LLDS-A-GSPO-Qwen2.5-3B-Ins: Qwen2.5-3B-Instruct, GSPO + LLDS; EM 0.451"
+    response = "SEGAgentRL/LLDS-R-GRPO-Qwen2.5-3B-Base: Qwen2.5-3B-Base, GRPO + LLDS-R; EM not in a table"
+    assert action in out and response in out and "no name known here: Qwen2.5-7B-Base, GRPO + LLDS;" in out
+    assert asked_otherwise("SEGAgentRL/LLDS-A-GSPO-Qwen2.5-3B-Ins", RolloutSettings(topk=3, max_turns=4)) == [
+        "rollout.reading=innermost, trained with search_r1",
+        "rollout.max_turns=4, trained with 3",
+    ]
+
+
 def test_a_checkpoint_that_is_asked_otherwise_than_it_was_trained_is_told():
     assert asked_otherwise(NAME, RolloutSettings(topk=5, max_turns=4)) == [
         "rollout.reading=innermost, trained with search_r1",

@@ -88,7 +88,7 @@ def test_checkpoints_of_adapters_need_room_for_adapters(tmp_path, config):
     }
     written = json.dumps(header).encode()
     (tmp_path / "model.safetensors").write_bytes(len(written).to_bytes(8, "little") + written)
-    with pytest.raises(EnvironmentLacks, match=r"303\.8 GiB are needed for 2 .* of 6790 M"):
+    with pytest.raises(EnvironmentLacks, match=r"303\.8 GiB are needed .* of 6790 M .*: 2 .*, and the one"):
         check_room(config, tmp_path, disk_free=8 * GIB, memory_free=640 * GIB)
     config.learner.lora = LoRASettings(rank=16)
     check_room(config, tmp_path, disk_free=8 * GIB, memory_free=640 * GIB)

@@ -3,18 +3,22 @@
 import asyncio
 import json
 import math
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
 from examples.extend import judge
+from places import ROOT
 
 from services.common.errors import UserError
 from services.contracts import Action, Question, Trajectory
 from trainer.config.schema import parse_config
 from trainer.loop.rollouts.sampling import BatchSampler
 from trainer.rewards import make_reward
+from trainer.rewards.calls import RewardCalls
 
 PATH = "examples.extend.judge:judged"
 SAID = {
@@ -109,6 +113,53 @@ def test_a_batch_is_scored_one_after_the_other_in_one_thread_and_none_is_nan():
     assert [math.isfinite(value) for value in earned] == [False, False, False, True] and earned[3] == 0.5
     assert len(set(begun)) == 1 and begun[0] != threading.get_ident()
     assert sampler.highest == 0.5
+
+
+HANGS = """
+import asyncio, sys, threading
+from types import SimpleNamespace
+from trainer.rewards.calls import RewardCalls
+calls = RewardCalls(lambda t: threading.Event().wait(), "my.judge:judged", 0.5)
+try:
+    asyncio.run(calls.of([SimpleNamespace(uid="u7")]))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_call_that_hangs_is_an_error_that_names_it_and_keeps_no_process_from_its_end():
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    end = "no result within reward.timeout_seconds=0.5"
+    assert done.stdout == f"UserError reward.kind 'my.judge:judged': on trajectory u7: {end}\n", done.stderr
+    assert done.returncode == 0
+
+
+def test_the_call_in_hand_is_named_and_none_follows_one_that_nobody_waits_for():
+    begun, free = threading.Event(), threading.Event()
+    asked = []
+
+    def reward(trajectory):
+        asked.append(trajectory.uid)
+        begun.set()
+        assert free.wait(60)
+        return 1.0
+
+    calls = RewardCalls(reward, "m:judge", 600.0)
+
+    async def run():
+        task = asyncio.create_task(calls.of([answering("x")] * 3))
+        assert await asyncio.to_thread(begun.wait, 60)
+        assert calls.waits_for() == "reward.kind 'm:judge' on trajectory u7 (1 of 3)" and calls.returned == 0
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        free.set()
+        assert await calls.of([answering("x")]) == [1.0]
+
+    asyncio.run(run())
+    assert calls.waits_for() == "" and (calls.returned, len(asked)) == (2, 2)
 
 
 async def later(trajectory):

@@ -2,27 +2,37 @@
 Ray."""
 
 import asyncio
+import gc
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
+import psutil
 import pytest
 from command_line import run  # noqa: F401
+from end_to_end import ENVIRONMENT
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.processes import signals
+from services.common.processes.alive import is_alive
 from services.contracts import Question
 from services.settings import RolloutSettings
+from trainer.commands.checks.doctor import check_config
 from trainer.commands.cli import main
-from trainer.config.schema import parse_config
+from trainer.config.schema import load_config, parse_config
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its files (lab:train_corpus:0)
 from trainer.session import startup
+from trainer.session.own_parts import OwnParts
 from trainer.session.preflight import check_prompts, check_retrievers
 from trainer.session.stopping import StopSignals
 
+NO_PARTS = OwnParts(lambda trajectory: 1.0, {})
 BASE = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}}
 
 
@@ -59,6 +69,29 @@ def test_an_index_or_corpus_that_is_not_there_is_said_before_ray_starts(tmp_path
     elsewhere = {"retriever": {"corpus": "lab:train_corpus:0"}, "evaluation": {"retriever": {key: nowhere}}}
     with pytest.raises(UserError, match=rf"^evaluation\.retriever\.{key}: "):
         check_retrievers(parse_config(BASE | elsewhere))
+
+
+def test_what_is_no_question_or_no_index_is_said_by_each_command_at_once(tmp_path, run, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "questions.jsonl").write_text('{"question": "q?", "golden_answers": ["a"]}\n')
+    lines = ["model: {path: m}", "data: {train: questions.jsonl}", "retriever: {index: notes}", ""]
+    (tmp_path / "mine.yaml").write_text("\n".join(lines))
+    (tmp_path / "m").mkdir()
+    (tmp_path / "words.jsonl").write_text("hello\n")
+    elsewhere = ["retriever.index=null", "retriever.url=http://127.0.0.1:9"]
+    status, _, err = run("train", "--config", "mine.yaml", "data.train=words.jsonl", *elsewhere)
+    assert status == 2 and err.startswith("unspiral: words.jsonl: neither JSON, CSV")
+    assert not (tmp_path / "runs").exists()
+    wrong = "notes: no index: it has no meta.json"
+    status, _, err = run("train", "--config", "mine.yaml")
+    assert status == 2 and err.startswith(f"unspiral: retriever.index: {wrong}; `unspiral index build ")
+    assert not (tmp_path / "runs").exists()
+    status, _, err = run("init", "--model", "m", "--data", "questions.jsonl", "--index", "notes")
+    assert status == 2 and err.startswith(f"unspiral: --index: {wrong}")
+    assert not (tmp_path / "unspiral.yaml").exists()
+    found = {f.what: f for f in check_config(Path("mine.yaml"), load_config(Path("mine.yaml")))}
+    assert found["retriever.index"].level == "bad" and wrong in found["retriever.index"].advice
 
 
 def test_every_placeholder_of_a_configuration_is_named_before_the_run_has_a_folder(
@@ -151,7 +184,7 @@ def test_a_local_ray_without_room_is_told_before_anything_is_indexed_or_started(
     config = parse_config(BASE | {"retriever": {"url": "http://x"}, "rollout": {"workers": 2}})
 
     async def run():
-        async with startup.start_system(config, "m", None, lambda text: None, identity={}):
+        async with startup.start_system(config, "m", None, lambda text: None, own=NO_PARTS, identity={}):
             raise AssertionError("it started")
 
     with pytest.raises(EnvironmentLacks, match="ask for CPU 3; the cluster has CPU 2"):
@@ -199,9 +232,8 @@ def test_records_are_flushed_before_workers_and_retrievers_are_ended(monkeypatch
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
     async def run():
-        async with startup.start_system(
-            parse_config(BASE | {"retriever": {"url": "http://x"}}), "m", None, said.append, identity={}
-        ):
+        config = parse_config(BASE | {"retriever": {"url": "http://x"}})
+        async with startup.start_system(config, "m", None, said.append, own=NO_PARTS, identity={}):
             assert ended == []
 
     asyncio.run(run())
@@ -332,6 +364,55 @@ def test_a_start_that_is_cut_short_waits_a_bounded_time_for_a_service(monkeypatc
     assert log == ["slow stopped"]
 
 
+IN_C = """
+import ctypes
+from services import local_ray
+from services.common.processes import signals
+from trainer.session import startup
+
+def start(**options):
+    local_ray._WAS_SET[local_ray.OWNER_VARIABLE] = None
+    ctypes.CDLL(None).system(b"echo $$; kill -TERM $PPID; sleep 600")
+
+signals.OVERDUE_SECONDS = 0.2
+startup.start_local_ray = start
+startup.connect_ray(lambda text: None)
+"""
+
+
+def test_a_signal_ends_a_ray_whose_start_does_not_come_back_to_python():
+    environment = {k: v for k, v in ENVIRONMENT.items() if k != "RAY_ADDRESS"}
+    ended = subprocess.run(
+        [sys.executable, "-c", IN_C], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert ended.stderr.splitlines()[-1] == "unspiral: SIGTERM: Ray did not leave its start; ended with it"
+    assert not psutil.pid_exists(int(ended.stdout)) or not is_alive(psutil.Process(int(ended.stdout)))
+
+
+def test_a_start_that_is_left_behind_and_fails_says_nothing(monkeypatch, caplog):
+    monkeypatch.setattr(startup, "CANCEL_SECONDS", 0.0)
+    over = threading.Event()
+
+    def start():
+        over.wait(30)
+        raise EnvironmentLacks("the actor never ran")
+
+    async def cut():
+        async with AsyncExitStack() as stack:
+            starting = asyncio.create_task(startup._started(start, stack))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+        over.set()
+
+    asyncio.run(cut())
+    gc.collect()
+    assert caplog.records == []
+
+
 def test_a_cluster_that_cannot_be_joined_is_one_line_and_signal_handlers_stay(monkeypatch):
     def refuse(**kwargs):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -373,11 +454,26 @@ def test_the_advice_for_a_late_ray_is_not_what_was_done_already(monkeypatch):
     monkeypatch.setattr(startup.ray, "init", late)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("RAY_raylet_start_wait_time_s", raising=False)
-    with pytest.raises(EnvironmentLacks, match="set RAY_raylet_start_wait_time_s=120"):
+    with pytest.raises(EnvironmentLacks, match="set RAY_raylet_start_wait_time_s=180"):
         startup.connect_ray(lambda text: None)
     monkeypatch.setenv("RAY_raylet_start_wait_time_s", "180")
     with pytest.raises(EnvironmentLacks, match=r"has less to do\): The current node"):
         startup.connect_ray(lambda text: None)
+
+
+def test_a_long_temporary_folder_leaves_the_sockets_of_a_local_ray_their_room(monkeypatch, tmp_path):
+    """Batch systems give each job one."""
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    given = {}
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setattr(startup.ray, "init", given.update)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    startup.connect_ray(lambda text: None)
+    startup.leave_ray()
+    folder = Path(given["_temp_dir"])
+    assert len(str(folder)) + 64 <= 107 and folder.parent.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("own_handler", [False, True])

@@ -113,8 +113,10 @@ for name in COMMANDS:
 
 def test_a_command_that_needs_an_extra_says_which(tmp_path):
     config = tmp_path / "c.yaml"
-    there = f"{{model: {{path: {tmp_path}}}, data: {{train: {config}}}, retriever: {{corpus: {config}}}}}"
-    config.write_text(there)
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"question": "who?", "golden_answers": ["a"]}\n')
+    files = f"data: {{train: {questions}}}, retriever: {{corpus: {questions}}}"
+    config.write_text(f"{{model: {{path: {tmp_path}}}, {files}}}")
     done = without(
         HEAVY, f"from trainer.commands.cli import main; main(['train', '--config', {str(config)!r}])"
     )

@@ -17,8 +17,8 @@ pytest.importorskip("setuptools")
 PYPROJECT = tomllib.loads((ROOT / "packages" / "health" / "pyproject.toml").read_text(encoding="utf-8"))
 LATER = {"torch", "transformers", "ray", "verl", "openrlhf", "skyrl", "slime", "megatron", "transfer_queue"}
 """Of trainers, which bring them; nothing imports them before an adapter or the loss is asked for."""
-LAZY = {"ruamel"}
-"""Imported where a map of metric names is read from a file, which no part of the public interface does."""
+LAZY = {"ruamel", "tensorboard"}
+"""Imported where a file of metrics or of their names is read, which no part of the public interface does."""
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,12 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import typer
 
 from trainer.commands.cli import app
-from trainer.lab.before_after import NEXT, before_after
+from trainer.lab.before_after import before_after, next_commands
 
 
 def kept(run, when, rows):
@@ -54,8 +55,17 @@ def test_nothing_learnt_shows_the_first_and_nothing_kept_shows_nothing(tmp_path)
 
 
 def test_what_to_try_next_are_three_commands_that_exist():
-    assert len(NEXT) == 3
+    index = Path("runs/demo-0/eval_retriever_index")
+    made = next_commands(Path("runs/demo-0"), index)
+    assert len(made) == 3
     command = typer.main.get_command(app)
-    for line in NEXT:
-        words = shlex.split(line.format(run="runs/demo-0"), comments=True)
+    for line in made:
+        words = shlex.split(line, comments=True)
         assert words[0] == "unspiral" and words[1] in command.commands
+
+
+def test_the_question_that_was_shown_is_asked_where_its_answer_stands(tmp_path):
+    kept(tmp_path, "before", [(0.0, "hm")])
+    kept(tmp_path, "after", [(1.0, "a")])
+    asked = shlex.split(next_commands(tmp_path, tmp_path / "held_out")[0], comments=True)
+    assert asked[2:] == ["--checkpoint", str(tmp_path), "--retriever", str(tmp_path / "held_out"), "q0?"]

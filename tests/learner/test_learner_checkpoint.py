@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,16 @@ def test_a_checkpoint_that_was_moved_away_and_linked_stays_whole_when_its_link_i
     assert prune(tmp_path, keep=1) == [linked]
     assert fault(archived) is None and not linked.exists()
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_000010"]
+
+
+def test_a_link_that_leads_nowhere_gives_way_to_the_checkpoint_of_its_step(tmp_path):
+    """The disk that checkpoints were moved to is not mounted."""
+    linked = write(tmp_path, 5)
+    shutil.rmtree(linked)
+    linked.symlink_to(tmp_path / "nowhere" / linked.name)
+    assert latest(tmp_path) is None
+    assert write(tmp_path, 5) == linked == latest(tmp_path)
+    assert [p.name for p in linked.parent.iterdir()] == [linked.name] and not linked.is_symlink()
 
 
 @pytest.mark.parametrize("fails", ["folder", "weights", "manifest", "sync"])

@@ -177,3 +177,24 @@ def test_the_output_layer_is_counted_apart_tied_or_not(tmp_path, tied):
     where = rank.setup("127.0.0.1", rank.host_store("127.0.0.1"))
     body = sum(p.numel() for n, p in rank.engine.weights if "embed_tokens" not in n and "lm_head" not in n)
     assert (where.parameters, where.head_parameters) == (body, VOCABULARY * 64)
+
+
+def test_a_rank_that_was_prepared_takes_the_same_steps(model):
+    """With adapters, whose first weights are drawn."""
+    config, batch = make_config(model, learner=LORA), given_old(make_batch(5))
+    ready = TestableRank(config, model_path=str(model), reference=False, rank=0)
+    ready.prepare()
+    loaded = ready._loaded
+    assert loaded is not None and not hasattr(ready, "engine")
+    ready.setup("127.0.0.1", ready.host_store("127.0.0.1"))
+    assert ready.engine.policy.hf is loaded.hf and ready._loaded is None, "loaded once"
+    plain = start_rank(config, model)
+    for rank in (ready, plain):
+        rank.update(batch, **STEP)
+    assert same_bits(ready.weights(), plain.weights())
+
+
+def test_a_rank_is_not_prepared_without_a_model(model, tmp_path):
+    rank = TestableRank(make_config(model), model_path=str(tmp_path), reference=False, rank=0)
+    with pytest.raises(UserError, match=r"learner rank 0 on .*: "):
+        rank.prepare()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import orjson
 import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
@@ -13,6 +14,7 @@ from services.likelihood.microscope.record import SampledTrajectory
 from services.likelihood.records import StepRecord
 from services.likelihood.rest.server import create_app
 from services.likelihood.store.opening import open_store
+from services.likelihood.store.redis.store import RedisStore
 from tests.pages.microscope_world import trajectory
 
 
@@ -220,3 +222,30 @@ def test_a_step_cannot_be_filled_without_end(client, store_of_a_step, monkeypatc
     answer = client.post("/v1/runs/run/steps/3/samples", json={"trajectories": [trajectory("g")]})
     assert answer.status_code == 422 and "at most 6" in answer.json()["detail"]
     assert len(store_of_a_step.samples("run", 3)) == 6
+
+
+def test_groups_are_counted_without_reading_a_record(store, monkeypatch):
+    def post(uids, attempt=0):
+        rows = [{"uid": u, "group": u[0], "reward": 0, "advantage": 0, "actions": []} for u in uids]
+        store.put_step(
+            "run", StepRecord.model_validate({"step": 1, "attempt": attempt, "trajectories": rows})
+        )
+
+    def counted():
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "trajectories", None)
+            return store.trajectory_counts("run", 1)
+
+    post(["a1", "a2", "b1"])
+    post(["b1", "b2", "c1"])  # the same step in parts
+    assert counted() == (5, 3) and store.steps("run", 1, 1)[0].trajectories == 5
+    post(["d1"], attempt=1)
+    assert counted() == (1, 1)
+    assert store.trajectory_counts("run", 2) == (0, 0)
+    if isinstance(store, RedisStore):  # as an earlier version left it
+        body = orjson.loads(store._redis.hget("unspiral:run:run:steps", 1))
+        del body["groups"]
+        store._redis.hset("unspiral:run:run:steps", 1, orjson.dumps(body))
+        assert store.trajectory_counts("run", 1) == (1, 1)
+    store.delete_trajectories("run", 2)
+    assert counted() == (0, 0)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from types import SimpleNamespace
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -13,20 +15,39 @@ from rollout_fakes import words as tokenizer
 from test_trainer_idle_steps import QUESTIONS, Sampling, Scoring
 from test_trainer_monitor_actions import system
 
+from services.common.errors import UserError
 from services.contracts import Action, Trajectory
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.exports.report import frozen
 from services.likelihood.exports.run_files import read_run
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 from trainer.loop.driver import Driver
+from trainer.loop.records import tracking
 from trainer.rewards import make_reward
 from trainer.session.stopping import StopSignals
+
+
+class Tracker:
+    """Keeps the scores that it is given, by step."""
+
+    points: ClassVar[list[tuple[int, float]]] = []
+
+    def __init__(self, project):
+        """A project of no server."""
+
+    def step(self, run, step, time, metrics, phase):
+        if "eval/em_greedy" in metrics:
+            self.points.append((step, metrics["eval/em_greedy"]))
+
+    def close(self):
+        """Nothing to close."""
 
 
 class Learning(Sampling):
     """Right on one question more after each step."""
 
     version = 0
+    wants_weights = False
 
     async def rollout(self, requests, on_done=None):
         def answer(i, request):
@@ -44,6 +65,7 @@ def learning(folder):
         rollout={"prompts_per_step": 2, "group_size": 2, "max_response_tokens": 9},
         trainer={"steps": 3, "checkpoint_every": 0, "eval_at_ends": True, "eval_every": 2},
         probe={"fixed_size": 0},
+        tracking={"wandb": "project"},
     )
     made.learner = Scoring()
     made.reward = make_reward("em")
@@ -81,8 +103,26 @@ def run(made, url, steps, from_state=None, eval_every=2):
         if from_state:
             driver.load_state_dict(from_state)
         asyncio.run(driver.run())
+        driver.recorder.close()
         assert made.store.flush(20)
     return driver, seen
+
+
+def test_a_reward_that_hangs_ends_the_run_and_its_step_has_no_line(tmp_path, service):
+    made = learning(tmp_path)
+    over = threading.Event()
+    exact = make_reward("em")
+
+    def reward(trajectory):
+        return over.wait(60) if trajectory.uid.startswith("000002") else exact(trajectory)
+
+    made.reward = reward
+    limit = made.config.reward.model_copy(update={"timeout_seconds": 5.0})
+    made.config = made.config.model_copy(update={"reward": limit})
+    with pytest.raises(UserError, match=r"reward.kind 'em': on trajectory 000002-0000-00: no result within "):
+        run(made, service, 3)
+    over.set()
+    assert [line["step"] for line in read_run(made.folder.path).metrics] == [1]
 
 
 def scores(url, name):
@@ -106,8 +146,13 @@ def service(tmp_path):
     server.stop()
 
 
-def test_page_and_report_show_every_evaluation_also_the_last_one_and_after_a_resume(tmp_path, service):
+def test_page_report_and_trackers_show_every_evaluation_also_the_last_one_and_after_a_resume(
+    tmp_path, service, monkeypatch
+):
+    monkeypatch.setattr(tracking, "WandbMirror", Tracker)
+    monkeypatch.setattr(Tracker, "points", [])
     driver, seen = run(learning(tmp_path), service, 3)
+    assert Tracker.points == [(1, 0.0), (2, 0.5), (3, 0.75)]
     name = driver.config.run.name
     assert seen == [
         (0, {0: 0.0}),
@@ -127,6 +172,7 @@ def test_page_and_report_show_every_evaluation_also_the_last_one_and_after_a_res
     assert [step for step, _ in seen] == [4, 5]
     expected = {1: 0.0, 2: 0.5, 3: 0.75, 4: 1.0, 5: 1.0}
     assert in_report(again) == scores(service, name) == seen[-1][1] == expected
+    assert Tracker.points == list(expected.items())
 
     back, seen = run(again.system, service, 5, from_state=json.loads(at_three), eval_every=0)
     assert [step for step, _ in seen] == [5]

@@ -122,6 +122,7 @@ def system(tmp_path, **changes):
         learner=Learner(),
         pool=Pool(),
         reward=None,
+        metrics={},
         identity={},
         eval_questions=[],
         posted=posted,

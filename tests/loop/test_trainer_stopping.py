@@ -10,10 +10,12 @@ import json
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -25,6 +27,7 @@ from trainer.learner.checkpoint import CheckpointNotWritten, drop_after, latest,
 from trainer.learner.group import LearnerError
 from trainer.session import run as runs
 from trainer.session import stopping
+from trainer.session.ray_watch import RayLost
 from trainer.session.stopping import StopSignals
 
 
@@ -313,9 +316,10 @@ def started(made, monkeypatch, driver_class=Scripted):
     """`train` over the scripted system: a new pool at each start."""
 
     @asynccontextmanager
-    async def start(config, model, folder, say, *, identity, resumed):
+    async def start(config, model, folder, say, *, own, identity, resumed):
         made.config, made.folder, made.pool = config, folder, Pool()
         made.identity = identity
+        made.reward, made.metrics = own.reward, own.metrics
         made.learner.model_path = model
         yield made
 
@@ -332,6 +336,35 @@ def trained(made, **options):
     out = io.StringIO()
     result = runs.train(made.config, console=Console(file=out, width=200), **options)
     return result, out.getvalue()
+
+
+COUNTED = """
+asked = []
+
+def __getattr__(name):
+    if name.startswith("_"):
+        raise AttributeError(name)
+    asked.append(name)
+    return lambda *given: 1.0
+"""
+
+
+def test_a_run_asks_for_each_part_of_the_users_own_once(tmp_path, monkeypatch):
+    (tmp_path / "counted_parts.py").write_text(COUNTED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = system(
+        tmp_path,
+        reward={"kind": "counted_parts:reward"},
+        algorithm={"loss": "counted_parts:loss"},
+        rollout={"tools": {"calc": "counted_parts:tool"}},
+    )
+    trainer = made.config.trainer.model_copy(update={"metrics": ["counted_parts:metric"]})
+    made.config = made.config.model_copy(update={"trainer": trainer})
+    made.folder.close()
+    started(made, monkeypatch)
+    trained(made, resume="latest")
+    assert sorted(sys.modules["counted_parts"].asked) == ["loss", "metric", "reward", "tool"]
+    assert made.reward.kind == "counted_parts:reward" and list(made.metrics) == ["counted_parts:metric"]
 
 
 def test_resume_without_a_checkpoint_says_so_and_is_the_next_attempt(tmp_path, monkeypatch):
@@ -470,6 +503,19 @@ def test_resume_of_a_misspelt_run_names_the_one_that_was_meant(tmp_path, monkeyp
     assert lines[at - 1] == lines[at + 3] == "=" * 78
     assert lines[at + 1] == f"runs with a name like it: {meant} (step 40)"
     assert lines[at + 2].endswith(f"the same command with run.name={meant.name}")
+
+
+def test_the_death_of_ray_is_told_at_once_while_the_loop_is_in_a_call_to_it(tmp_path, monkeypatch, capsys):
+    left = []
+    monkeypatch.setattr(runs, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "_leave_without_ray", lambda *given: left.append(capsys.readouterr().err))
+    driver = SimpleNamespace(checkpointable=False, on_learner=SimpleNamespace(doing=None))
+    loop = asyncio.new_event_loop()  # it never runs, as one that a call holds up
+    lost = RayLost("Ray's raylet on this machine (pid 7) has died")
+    runs._ray_has_died(lost, driver, SimpleNamespace(end_soon=None), loop)
+    loop.close()
+    (said,) = left
+    assert said == f"unspiral: {lost}; the last whole step is saved where Ray lets the run live on\n"
 
 
 def test_resume_of_a_path_that_is_not_there_is_refused_with_the_nearest_run(tmp_path, monkeypatch):

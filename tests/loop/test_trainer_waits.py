@@ -124,6 +124,7 @@ def test_a_pool_says_who_serves_what_searches_wait_for_and_who_is_to_come():
 
 def test_a_run_names_its_stage_and_a_paused_one_waits_for_nothing():
     pool = SimpleNamespace(waits_for=lambda: "no rollout worker serves", trajectories=3)
+    calls = SimpleNamespace(waits_for=lambda: "", returned=0)
     driver = SimpleNamespace(
         idle=False,
         on_learner=SimpleNamespace(doing=None, returned=1),
@@ -131,8 +132,13 @@ def test_a_run_names_its_stage_and_a_paused_one_waits_for_nothing():
         attempt=0,
         progress=SimpleNamespace(doing="step 3: rollout"),
         system=SimpleNamespace(pool=pool),
+        sampler=SimpleNamespace(calls=calls),
     )
     assert waits_of(driver) == "step 3: rollout: no rollout worker serves"
+    before = progress_of(driver)
+    calls.waits_for, calls.returned = lambda: "reward.kind 'm:judge' on trajectory u7 (3 of 8)", 2
+    assert waits_of(driver) == "step 3: rollout: reward.kind 'm:judge' on trajectory u7 (3 of 8)"
+    assert progress_of(driver) != before
     before = progress_of(driver)
     driver.on_learner.doing, driver.progress.doing = "update", "step 3: update"
     assert waits_of(driver) == "step 3: update" and progress_of(driver) != before

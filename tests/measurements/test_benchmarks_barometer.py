@@ -37,6 +37,7 @@ def test_the_plan_shows_what_the_code_runs():
 
 def test_no_seed_is_both_looked_at_and_held_out():
     assert not set(LOOKED_AT) & set(HELD_OUT_SEEDS) and len(HELD_OUT_SEEDS) >= 20
+    assert not set(plan.SPENT) & set(HELD_OUT_SEEDS) and plan.split_of(plan.SPENT[0]) == "looked at"
     assert plan.split_of(LOOKED_AT[0]) == "looked at" and plan.split_of(HELD_OUT_SEEDS[0]) == "held out"
     with pytest.raises(UserError, match="--seeds 7: not in the plan"):
         plan.split_of(7)
@@ -152,11 +153,11 @@ def test_a_driven_run_is_due_only_where_its_reward_fell():
 
 
 def test_the_page_says_where_there_are_too_few_runs():
-    text = everything([result("leak", 1000, [quiet(s) for s in range(1, 73)])])
-    assert text.startswith("**Held out**: 1 run, 1 seed (1000), 1 warm start, median 80 s of CPU per run; ")
+    text = everything([result("leak", 1004, [quiet(s) for s in range(1, 73)])])
+    assert text.startswith("**Held out**: 1 run, 1 seed (1004), 1 warm start, median 80 s of CPU per run; ")
     assert f"Fewer than 20 runs of {len(KINDS)} of {len(KINDS)} kinds: read the intervals." in text
     enough = [result(k, s, [quiet(1)]) for k in KINDS for s in HELD_OUT_SEEDS]
-    assert "Fewer than" not in everything(enough) and "20 seeds (1000 to 1019)" in everything(enough)
+    assert "Fewer than" not in everything(enough) and "20 seeds (1004 to 1023)" in everything(enough)
 
 
 def test_the_page_holds_the_tables_of_what_is_committed(tmp_path):

@@ -149,11 +149,23 @@ def test_the_grid_skips_what_has_ended_tries_again_what_failed_and_collects_the_
     assert collect(found[0], out) == "same bits" and len(read_all(out)) == 2
 
 
-def test_names_and_seeds_outside_the_plan_are_refused_in_one_line(tmp_path, capsys):
+def test_any_seed_can_be_run_and_is_collected_outside_the_plans_results(tmp_path, capsys):
+    arguments = ["--folder", str(tmp_path), "--causes", "none", "--cures", "grpo", "--seeds", "2000,5"]
+    assert main(["status", *arguments]) == 0
+    assert main(["collect", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert "--seeds 5: not in the plan, whose seeds are 2000 to 2009; --out FOLDER collects it" in said
+    assert main(["collect", *arguments, "--out", str(tmp_path / "mine")]) == 0
+    config = parse_config(configuration("none", "grpo", 5, tmp_path))
+    assert config.data.train == "lab:train_questions:5"
+    with pytest.raises(SystemExit):
+        main(["grid", "--folder", str(tmp_path), "--seeds=-1"])
+
+
+def test_names_outside_the_plan_are_refused_in_one_line(tmp_path, capsys):
     for arguments, says in (
         (["--causes", "hihg_rate"], "no such name; accepted: all, dose, second, curve, none"),
         (["--cures", "x"], "--cures x: no such name; accepted: all, curve, grpo"),
-        (["--seeds", "5"], "--seeds 5: not in the plan; accepted: 2000 to 2009"),
     ):
         assert main(["grid", "--folder", str(tmp_path), *arguments]) == 2
         assert says in capsys.readouterr().err

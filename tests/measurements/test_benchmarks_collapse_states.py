@@ -4,16 +4,19 @@ alone, cells of two machines. All cells are made up, and every number was worked
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
-from collapse_cells import made_up
+from collapse_cells import made_up, write
 
+from benchmarks.collapse import starts
 from benchmarks.collapse.__main__ import main
 from benchmarks.collapse.arms import ARMS, FACTORIAL, SEEDS
-from benchmarks.collapse.collected import collect, read_all, repeats_of
+from benchmarks.collapse.collected import Result, collect, read_all, repeats_of
 from benchmarks.collapse.findings import in_short
+from benchmarks.collapse.grid import Job, warm_file
 from benchmarks.collapse.page import FIRST, LAST, block
-from benchmarks.collapse.sameness import faults, kinds
+from benchmarks.collapse.sameness import faults, kinds, machines, mixed
 
 HERE, HOST = "A (family 1, model 2)", "B (family 3, model 4)"
 
@@ -209,3 +212,63 @@ def test_warm_starts_of_another_machine_leave_the_claim_undecided(whole, tmp_pat
     # A checksum that was not kept is unknown, and no fault.
     results["grpo"][103].header["warm_start"] = results["grpo"][107].header["warm_start"] = ""
     assert faults(results) == []
+
+
+UNNAMED = "many cores, processor's name not noted"
+
+
+def of_machine(arm, processor, seed=100, **packages):
+    """A cell with a header alone."""
+    versions = {"machine": "x86_64"} | ({"processor": processor} if processor else {}) | packages
+    return {arm: {seed: Result({"versions": versions, "warm_start": "w"}, [], {}, {})}}
+
+
+def test_an_unnamed_processor_is_neither_the_same_nor_another_one():
+    both = of_machine("grpo", UNNAMED) | of_machine("half_grpo", HERE)
+    assert mixed(both, ("grpo",)) == ""
+    assert mixed(both, ARMS) == (
+        " Whether these cells are of one kind of machine, as PLAN.md asks, was not noted."
+    )
+    said = machines(both)
+    assert said.startswith("PLAN.md asks for one kind of machine; the cells' notes do not say whether theirs")
+    assert f"x86_64, {UNNAMED}: `grpo` (1); x86_64, {HERE}: `half_grpo` (1)." in said
+    three = both | of_machine("llds_0.5", HOST)
+    assert mixed(three, ("grpo", "llds_0.5")).endswith("was not noted.")
+    assert mixed(three, ("half_grpo", "llds_0.5")).endswith("are of 2 kinds of machine.")
+    assert mixed(three, ARMS).endswith("are of several kinds of machine.")
+    older = of_machine("grpo", UNNAMED, torch="2.12") | of_machine("half_grpo", HERE, torch="2.13", numpy="2")
+    assert mixed(older, ARMS).endswith("are of 2 kinds of machine.")
+    assert mixed(of_machine("grpo", "") | of_machine("half_grpo", HERE), ARMS).endswith("was not noted.")
+
+
+def test_starts_are_compared_with_those_of_the_committed_cells(whole, tmp_path, capsys, monkeypatch):
+    """The warm starts lie in the cache, as after the command's own training."""
+    for seed, sha in ((100, "w100"), (101, "other"), (103, "w103"), (300, "w300")):
+        write(warm_file(tmp_path, seed), {"sha256": sha, "path": "x"})
+    monkeypatch.setattr(starts, "warm_job", lambda folder, seed: None)
+    arguments = ["starts", "--folder", str(tmp_path), "--results", str(whole), "--seeds"]
+    assert main([*arguments, "100,101,103,300"]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("processor: ")
+    assert f"seeds 100, 103: the warm starts of {whole}; cells of this machine can stand beside" in said
+    assert f"seed 300: no warm start is known in {whole}\n" in said
+    assert f"seed 101: other warm starts than in {whole}: nothing is concluded from cells of both" in said
+    assert main([*arguments, "100,103,300"]) == 0
+    assert "other warm starts" not in capsys.readouterr().out
+
+
+def test_warm_starts_that_are_missing_are_trained_first(whole, tmp_path, monkeypatch):
+    script = (
+        "import json, pathlib, sys\n"
+        "file = pathlib.Path(sys.argv[1])\n"
+        "file.parent.mkdir(exist_ok=True)\n"
+        "file.write_text(json.dumps({'sha256': sys.argv[2], 'path': 'x'}))\n"
+    )
+
+    def job(folder, seed):
+        command = [sys.executable, "-c", script, str(warm_file(folder, seed)), f"w{seed}"]
+        return Job(f"warm start {seed}", command, folder / f"{seed}.log")
+
+    monkeypatch.setattr(starts, "warm_job", job)
+    arguments = ["starts", "--folder", str(tmp_path), "--results", str(whole), "--seeds", "100,109"]
+    assert main([*arguments, "--parallel", "2"]) == 0

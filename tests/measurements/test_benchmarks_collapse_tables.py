@@ -6,10 +6,11 @@ import json
 import pytest
 from collapse_cells import made_up
 
-from benchmarks.collapse.arms import SEEDS
-from benchmarks.collapse.cells import MOST_FAILURES
+from benchmarks.collapse.__main__ import main
+from benchmarks.collapse.arms import SEEDS, configuration
+from benchmarks.collapse.cells import MOST_FAILURES, Cell
 from benchmarks.collapse.collected import collect, read, read_all, reproducible
-from benchmarks.collapse.grid import warm_file
+from benchmarks.collapse.grid import check_sources, warm_file
 from benchmarks.collapse.outcomes import COLUMNS, planned
 from benchmarks.collapse.sameness import faults, first_batches
 from benchmarks.collapse.tables import (
@@ -20,6 +21,8 @@ from benchmarks.collapse.tables import (
     runs_table,
     verdict,
 )
+from services.common.errors import UserError
+from trainer.loop.update.matched_step import read_series
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +212,42 @@ def test_a_cell_that_is_not_whole_is_not_collected_unless_it_died(tmp_path):
     assert collect(cell, tmp_path / "out") == "written"
     found = read(tmp_path / "out/grpo/100.jsonl.gz")
     assert found.header["died"] and found.header["steps"] == 80
+
+
+def test_an_arm_may_follow_a_collected_cell_whose_run_folder_is_not_there(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert collect(made_up(tmp_path / "host", "llds_0.5", 100, 0.2), out) == "written"
+    here = tmp_path / "here"
+    follower = Cell("matched_step", 100, here)
+    assert follower.source is not None and follower.source.run == here / "llds_0.5" / "100"
+    assert main(["series", "--results", str(out), "--folder", str(here)]) == 0
+    assert capsys.readouterr().out == "llds_0.5: 1 cell\n"
+    assert follower.source is None
+    check_sources([follower])
+    followed = configuration("matched_step", 100, here)["learner"]["match_kl"]
+    assert read_series(followed) == dict.fromkeys(range(1, 151), 0.001)
+    other = Cell("matched_step", 101, here)
+    with pytest.raises(UserError, match="or take it from a collected cell"):
+        check_sources([other])
+    assert main(["series", "--results", str(tmp_path / "none"), "--folder", str(here)]) == 1
+
+
+def test_seeds_outside_the_plan_are_paired_beside_it(results, tmp_path):
+    assert "outside the plan" not in everything(read_all(results))
+    for seed, em in ((200, 0.2), (201, 0.3), (202, 0.4)):
+        collect(made_up(tmp_path, "grpo", seed, 0.1), tmp_path / "out")
+        collect(made_up(tmp_path, "llds_0.5", seed, em), tmp_path / "out")
+    collect(made_up(tmp_path, "half_grpo", 202, 0.5), tmp_path / "out")
+    text = everything(read_all(tmp_path / "out"))
+    part = text.split("## Seeds outside the plan\n")[1].split("## ")[0]
+    rows = [line for line in part.splitlines() if line.startswith("| llds") or line.startswith("| half")]
+    # .1, .2 and .3: of eight sign flips only +++ and --- reach their sum.
+    assert rows[0].startswith("| llds_0.5 | grpo | 3 | +0.200 | +0.1") and rows[0].endswith("| 0.25 |")
+    assert rows[1:] == [
+        "| half_grpo | grpo | 1 | +0.400 | - | 1.00 |",
+        "| llds_0.5 | half_grpo | 1 | -0.100 | - | 1.00 |",
+    ]
+    assert "Undecided: not all ten seeds" in text
 
 
 def test_times_rates_and_attempts_are_not_of_the_fingerprint():

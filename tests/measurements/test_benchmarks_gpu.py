@@ -179,7 +179,9 @@ def test_the_peer_is_given_the_work_that_ours_does(tmp_path, vllm):
 
 def test_a_peer_that_earned_nothing_is_named():
     run = {"seconds_per_step": 2.0, "answer_tokens": 30.0, "reward": 0.0}
-    lines = gpu_peer.table({"ours": run, "trl": run | {"reward": 0.1, "seconds_per_step": 3.0}}).splitlines()
+    both = {"ours": run, "trl": run | {"reward": 0.1, "seconds_per_step": 3.0, "command_seconds": 99.6}}
+    lines = gpu_peer.table({"versions": {"trl": "1.16.0"}, **both}).splitlines()
+    assert lines[1].endswith("reward 0.100, 100 s in all")
     assert [line.split(":")[0].strip() for line in lines if "no reward" in line] == ["ours"]
     assert lines[-1] == "  TRL's step / ours = 1.50"
 

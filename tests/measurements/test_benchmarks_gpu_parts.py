@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from transformers import Qwen2ForCausalLM
 
 from benchmarks import gpu_searcher, two_gpus
 from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import peer as gpu_peer
+from benchmarks.gpu import rollout as gpu_rollout
 from benchmarks.gpu import staleness as gpu_staleness
 from benchmarks.gpu import watch as gpu_watch
 from benchmarks.gpu.sync import striking
@@ -228,3 +231,57 @@ def test_a_loss_counts_only_where_a_sync_was_broken():
     assert said[0] == "nothing was broken: w1 had the weights before the blow at 0.3 of a sync"
     blow, shares, said = tries(None)
     assert blow is None and shares == list(striking.SHARES) == sorted(shares, reverse=True)
+
+
+async def test_the_steady_rate_counts_what_ends_while_all_places_are_taken(monkeypatch):
+    """Trajectories end in the order in which they began, each as the clock ticks once."""
+    clock = SimpleNamespace(now=100.0, done=[])
+    monkeypatch.setattr(gpu_rollout.time, "perf_counter", lambda: clock.now)
+    turn = asyncio.Condition()
+
+    class Worker:
+        async def rollout(self, request):
+            async with turn:
+                await turn.wait_for(lambda: len(clock.done) == request)
+                for _ in range(20):  # what the one before has set free begins meanwhile
+                    await asyncio.sleep(0)
+                clock.now += 1.0
+                clock.done.append(request)
+                turn.notify_all()
+            return SimpleNamespace(actions=[SimpleNamespace(token_ids=[0] * (10 + request))])
+
+    steady = gpu_rollout.Steady(12, 3)
+    done = await asyncio.wait_for(steady.run(Worker(), list(range(12))), 30)
+    assert len(done) == 12
+    # The first three end before it begins; the last, the twelfth, begins when the ninth has ended.
+    assert steady.numbers()["steady_tokens_per_s"] == sum(10 + i for i in range(3, 9)) / 6
+    all_at_once = gpu_rollout.Steady(3, 3)
+    clock.done.clear()
+    await asyncio.wait_for(all_at_once.run(Worker(), list(range(3))), 30)
+    assert all_at_once.numbers() == {}
+
+
+def test_the_rollouts_of_several_sizes_have_a_row_and_a_ratio_each():
+    row = {"tokens_per_s": 100.0, "turns": 2.0, "steady_tokens_per_s": 300.0, "busy": 0.5, "steady_busy": 0.9}
+    out = {
+        "trajectories": 64,
+        "start_seconds": 5.0,
+        "asynchronous, 8 in flight": [row],
+        "barrier, 8 in flight": [row | {"steady_tokens_per_s": None}],
+        "vLLM's own front end, 8 in flight": [row],
+        "ratio, 8 in flight": 3.0,
+        "top": [("f (a.py:1)", 0.5)],
+        "top_of_engine": [],
+    }
+    text = gpu_rollout.table(out)
+    assert "steady 300, busy 90% then" in text and "  50.0% f (a.py:1)" in text
+    assert text.count("in flight") == 4 and "ratio, 8 in flight 3.00" in text
+    assert gpu_rollout.rate_of(row) == 300.0 and gpu_rollout.rate_of({"tokens_per_s": 100.0}) == 100.0
+
+
+def test_a_coin_pays_half_of_all_answers_the_same_on_both_sides():
+    texts = [f"<think> n{i} </think> <answer> {i} </answer>" for i in range(2000)]
+    paid = [gpu_peer.coin(text) for text in texts]
+    assert 0.45 < sum(paid) / len(paid) < 0.55 and set(paid) == {0.0, 1.0}
+    trajectory = SimpleNamespace(actions=[SimpleNamespace(text="no"), SimpleNamespace(text=f"{texts[7]}\n")])
+    assert gpu_peer.coin_reward(trajectory) == paid[7]

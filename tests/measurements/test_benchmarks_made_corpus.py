@@ -10,8 +10,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from benchmarks import made_corpus
-from benchmarks.made_corpus import OWN_SHARE, OWN_WORDS, Statistics, passages, write
+from benchmarks.made_corpus import passages as maker
+from benchmarks.made_corpus.passages import OWN_SHARE, OWN_WORDS, Statistics, passages, write
 from tests.retriever.retriever_fixtures import CORPUS
 
 LINES = CORPUS.read_text("utf-8").splitlines()
@@ -40,7 +40,7 @@ def test_a_made_corpus_goes_on_after_a_kill_in_more_processes_with_the_same_byte
     tmp_path, monkeypatch, capfd
 ):
     write(CORPUS, tmp_path / "whole", 25_000)
-    make = made_corpus._Maker.make
+    make = maker._Maker.make
 
     def killed(maker, piece):
         if piece == 2:
@@ -49,7 +49,7 @@ def test_a_made_corpus_goes_on_after_a_kill_in_more_processes_with_the_same_byte
 
     for out in (tmp_path / "killed", tmp_path / "killed.gz"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(made_corpus._Maker, "make", killed)
+            patch.setattr(maker._Maker, "make", killed)
             write(CORPUS, out, 25_000)
         assert not out.exists()
         with (tmp_path / f"{out.name}.making").open("ab") as file:

@@ -3,8 +3,8 @@
 import pytest
 from places import ROOT
 
-from benchmarks.real_curves import drawing, probe, reward
-from benchmarks.real_model import (
+from benchmarks.real_model.curves import drawing, probe, reward
+from benchmarks.real_model.training import (
     FIRST_LOTS,
     HALF_RATE,
     SEEDS,

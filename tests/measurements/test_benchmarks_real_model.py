@@ -7,7 +7,19 @@ from places import ROOT
 
 from benchmarks.collapse.findings import SPIKE, means_of_8
 from benchmarks.collapse.page import SHORT
-from benchmarks.real_model import SEEDS, first_alarm, halved, metrics, pair, pairs, runs, sign_test, table
+from benchmarks.real_model.training import (
+    FIRST_LOTS,
+    HALF_RATE,
+    SEEDS,
+    first_alarm,
+    halved,
+    metrics,
+    pair,
+    pairs,
+    runs,
+    sign_test,
+    table,
+)
 
 PAGE = (ROOT / "docs/study.md").read_text(encoding="utf-8")
 
@@ -81,6 +93,62 @@ def test_the_sentences_beside_the_tables_are_those_of_the_committed_runs():
     assert alarms["dead_batch"] == 12 < alarms["likelihood"] and "`dead_batch` came first, at step 12" in said
 
 
+def test_what_exact_match_did_at_the_high_rate_is_that_of_the_runs():
+    said = " ".join(PAGE.split())
+    every = [one for file in (FIRST_LOTS, HALF_RATE) for one in runs(file).values()]
+    gained = [greedy_gain(run) for run in every if run["lr"] == 1e-5]
+    assert 681 * max(gained) == pytest.approx(1) and len(gained) == 9
+    assert "no run gained more than one right answer of 681 by greedy decoding at the high rate" in said
+    low = [greedy_gain(run) for run in every if run["lr"] == 3e-6]
+    assert 681 * min(low) > 24 and len(low) == 2 and "at the lower one both arms gained dozens" in said
+    sampled = [
+        [runs()[f"llds_lr1e-5_s{seed}"]["evaluations"][f"{when}_sampled"]["overall"]["em"] for seed in SEEDS]
+        for when in ("before", "after")
+    ]
+    ranges = [f"{min(one):.3f} to {max(one):.3f}" for one in sampled]
+    assert ranges == ["0.164 to 0.186", "0.236 to 0.253"]
+    assert "the sampled one rose (.164 to .186 before, .236 to .253 after)" in said
+
+
+def test_the_scores_and_habits_that_the_page_names_are_those_of_the_runs():
+    said = " ".join(PAGE.split())
+    ends = {
+        arm: [runs()[f"{arm}_lr1e-5_s{s}"]["evaluations"]["after_greedy"]["overall"]["em"] for s in SEEDS]
+        for arm in ("grpo", "llds")
+    }
+    llds = [f"{em:.2f}".lstrip("0") for em in ends["llds"]]
+    grpo = [f"{em:.2f}".lstrip("0") for em in ends["grpo"]]
+    assert f"went from .29 to {llds[0]}, {llds[1]} and {llds[2]} all the same" in said
+    assert f"(from .29 to {llds[0]}, {llds[1]} and {llds[2]}) at a rate at which plain GRPO fell to" in said
+    assert f"fell to {grpo[0]}, {grpo[1]} and {grpo[2]}" in said
+    before = {
+        seeds: [
+            r["evaluations"]["before_greedy"]["overall"]["em"] for r in runs().values() if r["seed"] in seeds
+        ]
+        for seeds in ((0, 99), SEEDS)
+    }
+    low, high = (f"{min(b):.3f} to {max(b):.3f}".replace("0.", ".") for b in before.values())
+    assert (len(before[0, 99]), len(before[SEEDS])) == (4, 6)
+    assert f"{low} and {high} are the noise of batched bfloat16 arithmetic" in said
+    low_rate = [runs()[f"{arm}_lr3e-6_s0"]["evaluations"] for arm in ("grpo", "llds")]
+    first, second, third, fourth = (
+        f"{one[when]['overall']['em']:.3f}".lstrip("0")
+        for when in ("before_greedy", "after_greedy")
+        for one in low_rate
+    )
+    assert f"both arms learned, from {first} and {second} to {third} and {fourth}" in said
+    searches = [metrics(f"{arm}_lr1e-5_s{seed}")[-10:] for arm in ("grpo", "llds") for seed in SEEDS]
+    means = [sum(row["rollout/searches"] for row in rows) / 10 for rows in searches]
+    assert [round(mean, 1) for mean in means] == [0.0, 3.0, 0.0, 1.0, 1.0, 1.0]
+    assert "All three of LLDS-A search once" in said and "seed 102 guesses without a search" in said
+    assert "asks the retriever nothing" in said and "until its turns are over" in said
+
+
+def greedy_gain(run):
+    before, after = (run["evaluations"][f"{when}_greedy"]["overall"]["em"] for when in ("before", "after"))
+    return after - before
+
+
 def test_the_readme_claims_what_the_committed_runs_show():
     said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     found = [run for run in runs().values() if run["lr"] == 1e-5 and run["seed"] in (100, 101, 102)]
@@ -92,6 +160,7 @@ def test_the_readme_claims_what_the_committed_runs_show():
         assert after < before
         assert (run["phase"] == "collapsed") == (run["llds.lambda"] == 0)
     assert "three of three paired runs of GRPO collapsed and none of three with LLDS did" in said
+    assert "their greedy exact match did not rise either" in said
     bench = (ROOT / "docs/collapse_bench.md").read_text(encoding="utf-8")
     assert (
         "252 short laboratory runs with three seeds per cell, LLDS-A helps under one cause of twelve" in said

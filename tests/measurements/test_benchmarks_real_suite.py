@@ -3,8 +3,7 @@
 import pytest
 from places import ROOT
 
-from benchmarks.real_model import HALF_RATE, metrics, runs, yes_or_no
-from benchmarks.real_suite import (
+from benchmarks.real_model.suite import (
     COMPARED,
     WARM,
     by_kind,
@@ -14,6 +13,7 @@ from benchmarks.real_suite import (
     suite,
     table,
 )
+from benchmarks.real_model.training import HALF_RATE, metrics, runs, yes_or_no
 from trainer.suite.sets import GENERAL, MULTI_HOP, SETS
 from trainer.suite.statistics import averages_of
 

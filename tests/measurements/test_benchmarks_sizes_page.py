@@ -60,6 +60,32 @@ def test_the_page_has_the_measured_load_at_random_times():
     ) in PAGE
 
 
+def test_the_page_has_the_measured_curve():
+    sizes = json.loads((ROOT / "benchmarks/results/bm25_curve.json").read_text())["sizes"]
+    assert [size["passages"] for size in sizes] == [1_000_000, 5_000_000, 21_000_000]
+    for size, beside in zip(sizes, ("postings alone", *["in one run with it"] * 2), strict=True):
+        assert size["same_as_adding_up"] == {"questions": 20, "same": 20}
+        assert (
+            f"| {size['passages']:,}, {beside} | ours, packed | {size['cpu_ms']:.3f} | "
+            f"{size['cpu_p50_ms']:.3f} | {size['cpu_p99_ms']:.2f} | {size['bm25_bytes'] / 1e6:,.0f} without "
+            "texts | | |"
+        ) in PAGE
+    five, all_of_them = (size["cpu_ms"] / sizes[0]["cpu_ms"] for size in sizes[1:])
+    assert f"cost {five:.1f} times the processor time, 21 times the passages {all_of_them:.1f} times" in PAGE
+
+
+def test_the_page_has_the_measured_merge():
+    merge = RESULT["merge"]
+    assert merge["same_as_segments"]["same"] == merge["same_as_segments"]["questions"] == 200
+    assert (
+        f"That merge took {merge['seconds']:,} s of the clock in both parts, at idle priority on a busy "
+        f"machine (load 10 to 24), and {merge['cpu_seconds']} s of processor time; its peak was "
+        f"{merge['peak_mib']:,} MiB with mapped pages. "
+        f"It needed {merge['needed_bytes'] / 1e9:.1f} GB of disk beside the index"
+    ) in PAGE
+    assert f"the index opened with {merge['passages']:,} passages" in PAGE
+
+
 def test_the_retrievers_own_page_says_the_same_of_it():
     page = (ROOT / "docs/retriever.md").read_text(encoding="utf-8")
     most = RESULT["load"][-1]
@@ -80,6 +106,8 @@ def test_the_page_has_the_measured_dense_index():
         ).replace("| 0.", "| .") in PAGE
     build = dense["build"]
     assert f"took {build['seconds']} s of the clock on the busy machine and {build['cpu_seconds']} s" in PAGE
+    few, many = (f"{found['recall']:.3f}".removeprefix("0") for found in dense["graph_100k"]["recall"])
+    assert f"had a recall@3 of {few} with 16 lists and {many} with 32, and took 33 s of" in PAGE
 
 
 def test_the_page_has_the_measured_waits_of_training():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.gpu_searcher import make_searcher
-from benchmarks.trainer_beside import waits
+from benchmarks.rollout.trainer_beside import waits
 from services.contracts import Span
 from tests.retriever.retriever_fixtures import CORPUS
 from trainer.loop.run.spans import StepSpans, TrajectorySpans

@@ -114,6 +114,22 @@ def test_without_exact_scores_the_same_lists_keep_less(tmp_path, published, ques
     assert kept < 0.97
 
 
+def test_a_graph_over_the_lists_finds_nearly_those_that_all_of_them_give(
+    tmp_path, published, questions, truth
+):
+    """By default; a front that is told to be narrow finds fewer."""
+    convert(published, tmp_path / "c", "IVF_HNSW32,SQ8")
+    index = open_faiss(tmp_path / "c/dense/faiss.index")
+    assert index.nlist == 512
+
+    def kept(ef_search: int | None) -> float:
+        set_search_effort(index, 32, ef_search)
+        _, rows = index.search(questions, TOPK * 10)
+        return np.mean([len({*a} & {*b}) / TOPK for a, b in zip(rows.tolist(), truth.tolist(), strict=True)])
+
+    assert kept(None) >= 0.97 > kept(1)
+
+
 def test_blocks_of_any_size_give_the_same_lists(tmp_path, published, monkeypatch):
     convert(published, tmp_path / "whole")
     monkeypatch.setitem(write_inverted.__kwdefaults__, "block_rows", 7_000)

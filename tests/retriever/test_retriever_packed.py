@@ -18,7 +18,6 @@ from places import ROOT
 from retriever_service.__main__ import main
 from retriever_service.bm25.analysis import AnalyzerSettings
 from retriever_service.bm25.packed import build as runs
-from retriever_service.bm25.packed.files import open_packed
 from retriever_service.bm25.packed.kernel import WINDOW
 from retriever_service.bm25.packed.search import Deleted, PackedRanker
 from retriever_service.errors import IndexInvalid
@@ -26,7 +25,7 @@ from retriever_service.index_folder.description import read_info, verify
 from retriever_service.indexing import changes
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.changes import add_to_index, delete_from_index, read_ids
-from retriever_service.indexing.merge import merge_index, write_runs
+from retriever_service.indexing.merge import merge_index
 from retriever_service.ranking import Statistics
 from retriever_service.search.index import Index
 from services.common.errors import EnvironmentLacks, UserError
@@ -352,7 +351,7 @@ def test_whatever_is_killed_goes_on_and_nothing_half_written_is_opened(tmp_path,
         assert answers(tmp_path / "i") == before and read_info(tmp_path / "i").segments == []
     assert run("-", "add") == 0
     expected = answers(whole)
-    for point in ("copy:2", "before rename:1"):
+    for point in ("copy:2", "merge:2", "merge:1", "before rename:1"):
         assert run(point, "merge") == -signal.SIGKILL
         assert answers(tmp_path / "i") == expected and read_info(tmp_path / "i").segments
     assert run("after rename:1", "merge") == -signal.SIGKILL
@@ -388,21 +387,41 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     assert "score" in run("index", "search", "town", "--index", index)
 
 
-def test_a_merge_that_an_earlier_version_began_goes_on(tmp_path, whole):
-    """Its rows have 32 bits, and it wrote no first rows of its runs."""
-    segments = [open_packed(whole)]
-    results = []
-    for name in ("now", "before"):
-        work = tmp_path / name
-        work.mkdir()
-        write_runs(segments, np.ones(len(segments[0].lengths), bool), work)
-        assert (work / runs.RUN_ROWS).stat().st_size == 2 * (work / runs.RUN_TFS).stat().st_size
-        if name == "before":
-            (work / runs.RUN_FIRSTS).unlink()
-        runs.write_packed(work, k1=0.9, b=0.4, progress=lambda done, of: None)
-        results.append(folder_of(work))
-    assert results[0] == results[1] and results[0]
+def test_a_merge_that_an_earlier_version_began_goes_on(tmp_path, whole, monkeypatch):
+    """It wrote the postings as runs first, which are used no more and take no place on the disk."""
+
+    def killed(*given, **options):
+        raise KeyboardInterrupt
+
+    build_index(part(tmp_path, "a", LINES[:100]), tmp_path / "i", postings="packed")
+    add_to_index(tmp_path / "i", part(tmp_path, "b", LINES[100:]))
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "write_packed", killed)
+        with pytest.raises(KeyboardInterrupt):
+            merge_index(tmp_path / "i")
+    left = {path.name for path in (tmp_path / "i.building").glob("run.*")}
+    assert left == {runs.RUN_LENGTHS, runs.RUN_VOCABULARY, "run.done"}
+    for name in {*runs.RUN_FILES} - left:
+        (tmp_path / "i.building" / name).write_bytes(b"run" * 1000)
+    seen = []
+    merge_index(tmp_path / "i", progress=lambda *said: seen.append(folder_of(tmp_path / "i.building")))
+    assert not any(name.startswith("run.") for names in seen[-2:] for name in {*names} - left)
+    assert verify(tmp_path / "i").files == verify(whole).files
 
 
-def folder_of(work):
-    return {f.name: f.read_bytes() for f in sorted((work / "bm25").rglob("*")) if f.is_file()}
+def folder_of(work: Path) -> set[str]:
+    return {path.name for path in work.glob("*")}
+
+
+def test_a_merge_numbers_terms_as_a_build_of_what_is_left(tmp_path):
+    """Terms that the first segment lost, has again, or never had; and three segments."""
+    rows = ["red red blue", "green", "blue grey", "green white", "black red", "white black pink", "blue"]
+    lines = [json.dumps({"id": str(i), "contents": text}) + "\n" for i, text in enumerate(rows)]
+    build_index(part(tmp_path, "a", lines[:3]), tmp_path / "i", postings="packed")
+    add_to_index(tmp_path / "i", part(tmp_path, "b", lines[3:5]))
+    add_to_index(tmp_path / "i", part(tmp_path, "c", lines[5:]))
+    delete_from_index(tmp_path / "i", ["1", "5"])
+    merge_index(tmp_path / "i")
+    build_index(part(tmp_path, "d", [*lines[:1], *lines[2:5], lines[6]]), tmp_path / "j", postings="packed")
+    assert (tmp_path / "i/bm25/terms.text").read_text() == "red\nblue\ngrey\ngreen\nwhite\nblack\n"
+    assert verify(tmp_path / "i").files == verify(tmp_path / "j").files

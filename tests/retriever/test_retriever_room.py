@@ -91,7 +91,7 @@ def test_a_merge_that_does_not_fit_says_so_before_it_begins(corpora, tmp_path, d
         merge_index(index, progress=lambda *said: told.append(said))
     assert not told
     assert {path: path.read_bytes() for path in index.rglob("*") if path.is_file()} == before
-    disk(size + 16 + 3)  # 60,000 passages of 4 words that the index knows: 1.4 MiB of runs, .9 of the copy
+    disk(size + 16 + 2.2)  # 36 bytes for each of 60,001 passages, and no second copy of the postings
     assert merge_index(index).passages == 60_001
 
 

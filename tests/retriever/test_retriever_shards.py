@@ -156,6 +156,49 @@ def test_shards_that_do_not_go_together_are_refused_by_name(tmp_path, indexes, s
             alone.close()
 
 
+def test_shards_of_rows_without_ids_are_refused_since_each_counts_from_0(tmp_path):
+    rows = [json.dumps({"contents": row["contents"]}) + "\n" for row in ROWS]
+    numbered = [json.dumps({"id": str(i)} | json.loads(row)) + "\n" for i, row in enumerate(rows)]
+    first = built(tmp_path, "first", rows[:70])
+    delete_from_index(first, ["69"])
+    with served(first) as a, served(built(tmp_path, "second", rows[70:], postings="packed")) as b:
+        with pytest.raises(
+            IndexInvalid,
+            match=rf"shard {b.url}: its passages have ids 0 to 115, those of {a.url} 0 to 69: "
+            "different passages share an id. Rows without ids are numbered from 0 .*`unspiral data passages`",
+        ):
+            opened(a.url, b.url)
+        with served(built(tmp_path, "later", numbered[70:])) as c:
+            opened(a.url, c.url).close()
+    with (
+        served(built(tmp_path, "even", numbered[::2])) as a,
+        served(built(tmp_path, "odd", numbered[1::2])) as b,
+    ):
+        opened(a.url, b.url).close()  # dealt out in turns: no id twice
+
+
+def test_documents_of_two_shards_with_one_id_are_told_apart(tmp_path):
+    """Ids that are no numbers are only met in answers."""
+
+    def shard(name: str, *texts: str) -> Path:
+        rows = [{"id": f"page_{i}", "contents": text} for i, text in enumerate(texts)]
+        return built(tmp_path, name, [json.dumps(row) + "\n" for row in rows])
+
+    weavers = "weavers weavers of the town"
+    with (
+        served(shard("first", "millers", weavers)) as a,
+        served(shard("second", "millers", "a town of weavers and more")) as b,
+        served(f"shards+{a.url},{b.url}", shard_seconds=60) as front,
+    ):
+        body = {"queries": ["weavers", "millers"], "topk": 5}
+        answer = httpx.post(f"{front.url}/retrieve", json=body, trust_env=False, timeout=60).json()["result"]
+    assert [(d["id"], d["contents"]) for d in answer[0]] == [
+        ("page_1", weavers),
+        ("page_1#2", "a town of weavers and more"),
+    ]
+    assert [d["id"] for d in answer[1]] == ["page_0", "page_0"]  # one passage, which both have
+
+
 def test_a_shard_takes_no_more_than_its_limits_and_says_so_through_the_front(indexes):
     with served(indexes / "part0", max_topk=5) as a, served(indexes / "part1") as b:
         shards = opened(a.url, b.url)

@@ -148,6 +148,34 @@ async def test_generation_goes_on_past_tags_in_a_thought_with_the_ids_and_logpro
     assert mentioned >= 2
 
 
+async def test_tokens_wait_in_the_engines_process_until_an_action_ends(asynchronous, monkeypatch):
+    """With a seed per request the ids and log-probs are those of tokens that are sent one by one."""
+    from services.rollout.engines import vllm_engine
+
+    processor, sent = asynchronous._llm.output_processor, []
+    process = processor.process_outputs
+    monkeypatch.setattr(
+        processor, "process_outputs", lambda out, *a, **k: sent.extend(out) or process(out, *a, **k)
+    )
+
+    async def made():
+        sent.clear()
+        calls = (call(asynchronous, [1, i], n=60, seed=i, name=f"held-{i}") for i in range(4, 14))
+        return await asyncio.gather(*calls), len(sent)
+
+    held, few = await made()
+    monkeypatch.setattr(vllm_engine, "IDS_ONLY", {"unspiral_ids_only": True})
+    single, many = await made()
+    assert [(g.token_ids, g.finish, g.text) for g in held] == [
+        (g.token_ids, g.finish, g.text) for g in single
+    ]
+    assert difference([g.logprobs for g in held], [g.logprobs for g in single]) < 1e-4
+    tokens = sum(len(g.token_ids) for g in held)
+    assert many >= tokens > 100
+    # One for each request, and one for each token that may end a tag.
+    assert few < tokens / 2
+
+
 async def test_greedy_takes_the_likeliest_token(asynchronous, tied):
     made = await call(asynchronous, [1, 5], n=6, temperature=0, stop=())
     ids = [1, 5]

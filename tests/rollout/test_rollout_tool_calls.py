@@ -9,7 +9,7 @@ from functools import lru_cache
 import pytest
 from rollout_fakes import Hit, ScriptedEngine, request
 from rollout_text import control_ids
-from tool_families import CALLS, CONTROLS, DROPS, FAMILIES, SPELLS, TOKENIZERS, of_family, small_bpe
+from tool_families import CALLS, CONTROLS, FAMILIES, SPELLS, TOKENIZERS, of_family, small_bpe
 
 from services.common.errors import UserError
 from services.contracts import Question
@@ -179,15 +179,6 @@ def test_hostile_text_controls_nothing_and_closes_no_result(family):
     if family == "llama3":  # its results are JSON text, and stay it
         inside = some.text.partition("ipython<|end_header_id|>\n\n")[2].partition("<|eot_id|><|start")[0]
         assert json.loads(inside).startswith("Doc 1(Title:")
-
-
-def test_a_chat_template_that_drops_thoughts_is_refused_until_they_are_to_stay():
-    tokenizer = tokenizer_of("bpe", "hermes", DROPS)
-    with pytest.raises(UserError, match=r"rollout\.template=hermes: .* accepted is rollout\.thoughts=keep"):
-        make_template("hermes", tokenizer, settings("hermes"))
-    _, prompts, _ = run(tokenizer, "hermes", script_of("hermes"), thoughts="keep")
-    assert "<think> first </think>" in tokenizer.decode(prompts[-1])
-    assert prompts[-1][: len(prompts[0])] == prompts[0]
 
 
 def writing_calls(family, form):

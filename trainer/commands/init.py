@@ -17,7 +17,7 @@ from trainer.config.schema import load_config
 from trainer.data.checks.overlap import twins
 from trainer.data.models import is_there, resolve
 from trainer.data.questions import validate
-from trainer.session.preflight import parameter_count
+from trainer.session.preflight import check_index, parameter_count
 
 LARGE, HUGE = 1.0e9, 5.0e9
 """Parameters from which a model trains with checkpointed activations, and from which it needs several ranks
@@ -132,6 +132,8 @@ def init(
         there = Path(path).exists() or is_import_path(path) if option == "--index" else is_there(path)
         if not there:
             raise UserError(f"{option} {path}: no such file or folder")
+        if option == "--index" and not is_import_path(path):
+            check_index(option, path)
     parameters = parameter_count(resolve(model))
     source = f"corpus: {_quoted(corpus)}" if corpus else f"index: {_quoted(str(index))}"
     write_atomically(out, text_of(parameters, gpus, model=model, data=data, held_out=held_out, source=source))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainer.data.checkpoints import CHECKPOINTS, Checkpoint
+from trainer.data.checkpoints import CHECKPOINTS, LLDS_HUB, Checkpoint
 from trainer.data.cli import model_app
 from trainer.data.models import KNOWN, cached
 from trainer.suite.shown.published import PUBLISHED, Printed
@@ -32,7 +32,8 @@ def list_command(
         return
     typer.echo(
         "Checkpoints of the papers. EM is the average over seven sets as published for that base and "
-        "method, not measured here;\nwhich release of the weights a paper's row is of is not stated there."
+        "method, not measured here;\nwhich release of the weights a paper's row is of is not stated there.\n"
+        f"LLDS publishes under https://huggingface.co/{LLDS_HUB}."
     )
     for one in CHECKPOINTS:
         for line in _lines(one):
@@ -61,7 +62,7 @@ def _lines(one: Checkpoint) -> list[str]:
     row = printed(one)
     em = "EM not in a table kept here" if row is None else f"EM {row.macro:.3f} ({row.paper})"
     return [
-        f"\n{one.hub or 'no weights known'}: {one.model}, {one.method}; {em}",
+        f"\n{one.hub or 'no name known here'}: {one.model}, {one.method}; {em}",
         f"  base {one.base}; rollout.template={one.template} rollout.reading={one.reading} "
         f"rollout.bos={one.bos} rollout.topk={one.topk} rollout.max_turns={one.max_turns}",
         f"  tags {one.tags}",

@@ -26,11 +26,20 @@ def remarks(config: Config) -> list[str]:
         lines.append(f"algorithm.loss={a.loss} runs with algorithm.{key}={mine}{why}; its own is {value}")
     if a.loss == "dapo" and not a.overlong.tokens:
         lines.append("algorithm.loss=dapo runs without its length penalty; algorithm.overlong.tokens sets it")
-    return [*lines, *_garbage_preserved(config), *_without_effect(config)]
+    return [*lines, *_alone(config), *_garbage_preserved(config), *_without_effect(config)]
 
 
 FEW_SAMPLES = 4
 """Groups smaller than this are often all wrong, also where the policy is often right."""
+
+
+def _alone(config: Config) -> Iterator[str]:
+    """A line where answers are compared with nothing."""
+    if config.rollout.group_size == 1:
+        yield (
+            "rollout.group_size=1: an answer has no other to be compared with, so its advantage is its "
+            "reward, and a wrong answer with reward 0 teaches nothing; set 2 or more, 5 by default"
+        )
 
 
 def _garbage_preserved(config: Config) -> Iterator[str]:

@@ -95,6 +95,9 @@ class RewardSettings(Settings):
     """The least reward of a right answer, before any penalty for length. None: the best value of the reward,
     which is 1 for those that come with Unspiral; a function of your own that gives another says so by an
     attribute `right_at`."""
+    timeout_seconds: float = Field(600.0, gt=0)
+    """Longest time of one call of the reward function. Past it the run ends with an error that names function
+    and trajectory."""
 
     @field_validator("kind")
     @classmethod
@@ -137,7 +140,8 @@ class TrainerSettings(Settings):
     stall_timeout_seconds: float = Field(5400.0, gt=0)
     """Longest time without progress (a trajectory finished, a call of the learner returned, another stage).
     Past it the run prints what each part waits for and ends with exit status 1. Longer than
-    learner.step_timeout_seconds and rollout.trajectory_timeout_seconds, which name the one that is late."""
+    learner.step_timeout_seconds, rollout.trajectory_timeout_seconds and reward.timeout_seconds, which name
+    the one that is late."""
 
     @field_validator("metrics")
     @classmethod

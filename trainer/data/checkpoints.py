@@ -1,7 +1,9 @@
 """Checkpoints of search agents by their names on the Hugging Face hub, with what each was trained to read.
 
-Search-R1 (arXiv 2503.09516) published its policies; of LLDS (arXiv 2512.04220) no weights are known to us, so
-its models have no name. Settings are those of the papers' own evaluations.
+Search-R1 (arXiv 2503.09516) published its policies, with later releases under the same names and a suffix
+(`-v0.2`, `-v0.3`). LLDS (arXiv 2512.04220) publishes under LLDS_HUB; two names there were found in copies of
+their model cards, and the other rows of its tables have no name here. Settings are those of the papers' own
+evaluations.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from services.settings import RolloutSettings
 
 SEARCH_R1 = "Search-R1"
+LLDS_HUB = "SEGAgentRL"
 RETRIEVER = "intfloat/e5-base-v2 over the Wikipedia of 2018 (21 M passages)"
 TAGS = "<think> <search> <information> <answer>"
 
@@ -20,7 +23,7 @@ class Checkpoint(NamedTuple):
     """A policy, and how it is asked."""
 
     hub: str | None
-    """Its name on the hub; None where no weights are known."""
+    """Its name on the hub; None where none is known here."""
     base: str
     """The hub's name of the model that it was trained from."""
     model: str
@@ -44,8 +47,8 @@ def _search_r1(name: str, base: str, model: str, method: str) -> Checkpoint:
     return Checkpoint(f"PeterJinGo/SearchR1-nq_hotpotqa_train-{name}", base, model, method, max_turns=4)
 
 
-def _llds(base: str, model: str, method: str) -> Checkpoint:
-    return Checkpoint(None, base, model, method, max_turns=3)
+def _llds(base: str, model: str, method: str, name: str | None = None) -> Checkpoint:
+    return Checkpoint(name and f"{LLDS_HUB}/{name}", base, model, method, max_turns=3)
 
 
 _QWEN = {
@@ -63,7 +66,8 @@ CHECKPOINTS = (
     *(_search_r1(f"{name}-em-grpo", *base, "GRPO") for name, base in _QWEN.items()),
     *(_llds(*base, "GRPO + LLDS") for base in _QWEN.values()),
     _llds(*_QWEN["qwen2.5-3b"], "GRPO + LLDS-MA"),
-    _llds(*_QWEN["qwen2.5-3b-it"], "GSPO + LLDS"),
+    _llds(*_QWEN["qwen2.5-3b-it"], "GSPO + LLDS", "LLDS-A-GSPO-Qwen2.5-3B-Ins"),
+    _llds(*_QWEN["qwen2.5-3b"], "GRPO + LLDS-R", "LLDS-R-GRPO-Qwen2.5-3B-Base"),
 )
 BY_HUB_NAME = {one.hub: one for one in CHECKPOINTS if one.hub is not None}
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from services.common.errors import UserError
@@ -78,16 +79,16 @@ class Report:
         return f"{bad:,} of {bad + self.good:,} rows are malformed{often}: {reason}"
 
 
-def load_questions(path: str | Path, *, skip_bad: bool = False) -> Questions:
-    """Read a question file or folder. A malformed row raises UserError; with `skip_bad` such rows are left
-    out and counted.
+def load_questions(path: str | Path, *, skip_bad: bool = False, first: int | None = None) -> Questions:
+    """Read a question file or folder, or its first rows. A malformed row raises UserError; with `skip_bad`
+    such rows are left out and counted.
 
     A file without a single good row is refused either way.
     """
     path = Path(path)
     rows = []
     problems = []
-    for item in parsed(path):
+    for item in islice(parsed(path), first):
         if isinstance(item, BadRow):
             if not skip_bad:
                 raise UserError(str(item))

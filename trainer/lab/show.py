@@ -25,7 +25,7 @@ from services.common.processes import signals
 from services.common.progress import progress_on
 from services.likelihood.exports.report import write_report
 from trainer.config.schema import Config, dump_config, parse_config
-from trainer.lab.before_after import NEXT, before_after
+from trainer.lab.before_after import before_after, next_commands
 from trainer.lab.demo import LabFiles, collapse_config, demo_config, prepare
 from trainer.session.run import train
 
@@ -119,8 +119,8 @@ def run_demo(
         f"{time.monotonic() - began:.0f} s in all"
     )
     console.print("next:")
-    for text in NEXT:
-        console.print(f"  {text.format(run=config.run_dir)}", soft_wrap=True, markup=False, highlight=False)
+    for text in next_commands(config.run_dir, config.run_dir / "eval_retriever_index"):
+        console.print(f"  {text}", soft_wrap=True, markup=False, highlight=False)
     console.print(f"report: {(config.run_dir / 'report.html').resolve()}", soft_wrap=True, markup=False)
     return summary
 

@@ -138,7 +138,7 @@ def _train(settings: WarmStart, progress: Progress | None) -> Qwen3ForCausalLM:
     model.train()
     for step in range(settings.steps):
         drilling = step < settings.steps * settings.drill_share_of_steps
-        ids, learnt = _batch(
+        ids, learnt = padded_batch(
             [_sequence(settings, libraries, drilling, rng) for _ in range(settings.batch)], tokenizer
         )
         logits = model(input_ids=ids[:, :-1]).logits
@@ -178,7 +178,7 @@ def _sequence(
     return demonstration(rng.choice(library.world.questions), library, kind, rng)
 
 
-def _batch(sequences: list[list[Piece]], tokenizer: PreTrainedTokenizerFast) -> tuple[Tensor, Tensor]:
+def padded_batch(sequences: list[list[Piece]], tokenizer: PreTrainedTokenizerFast) -> tuple[Tensor, Tensor]:
     """Token ids [B, T], padded on the right, and the mask of learnt tokens, bool [B, T]."""
     import torch
 

@@ -86,7 +86,7 @@ def written_aside(path: Path, known: Mapping[str, dict[str, Any]] | None = None)
         for f in [*files, aside / MANIFEST, *(d for d in aside.rglob("*") if d.is_dir()), aside]:
             sync(f)
         old = _earlier(path) if _NAME.match(path.name) else aside.with_name(aside.name + "-old")
-        if path.exists():
+        if os.path.lexists(path):
             _remove(old)
         put_folder(aside, path, earlier=old)
         sync(path.parent)

@@ -78,12 +78,35 @@ class LearnerGroup:
         """Resources of the cluster that all ranks hold together, once started."""
         self._handles: list[RankHandle] = []
 
+    def prepare(self) -> None:
+        """Place the ranks, and load the model into their host memory, without a use of their devices. May be
+        left out before `start`. Raises what `start` raises."""
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            limit = self.config.learner.start_timeout_seconds
+            deadline = time.monotonic() + limit
+            self._place(limit, deadline)
+            self._results([h.prepare() for h in self._handles], limit, deadline)
+            undo.pop_all()
+
     def start(self) -> None:
         """Place the ranks, load the model, join them. Raises LearnerError (of exit status 3 without room for
         them), or what a rank raised for a mistake of the user's (UserError of
         `trainer.learner.model.model_folder`)."""
         limit = self.config.learner.start_timeout_seconds
         deadline = time.monotonic() + limit
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            if not self._handles:
+                self._place(limit, deadline)
+            [host] = self._results([self._handles[0].address()], limit, deadline)
+            [port] = self._results([self._handles[0].host_store(host)], limit, deadline)
+            self.where = self._results([h.setup(host, port) for h in self._handles], limit, deadline)
+            self._check_devices()
+            undo.pop_all()
+
+    def _place(self, limit: float, deadline: float) -> None:
+        """Start the ranks' processes, and wait until each has its place."""
         check_model_folder(self.model_path)
         demand = self.demand()
         self.held = {name: n * self.ranks for name, n in demand.items()}
@@ -101,15 +124,9 @@ class LearnerGroup:
             "reference": self.reference,
             "masked_ids": self.masked_ids,
         }
-        with ExitStack() as undo:
-            undo.callback(self.close)
-            for rank in range(self.ranks):
-                self._handles.append(RankHandle(create.remote(self.config, rank=rank, **options), rank))
-            hosts = self._results([h.address() for h in self._handles], limit, deadline, demand)
-            [port] = self._results([self._handles[0].host_store(hosts[0])], limit, deadline)
-            self.where = self._results([h.setup(hosts[0], port) for h in self._handles], limit, deadline)
-            self._check_devices()
-            undo.pop_all()
+        for rank in range(self.ranks):
+            self._handles.append(RankHandle(create.remote(self.config, rank=rank, **options), rank))
+        self._results([h.address() for h in self._handles], limit, deadline, demand)
 
     def _check_devices(self) -> None:
         """Raises LearnerError where two ranks are on one GPU, which NCCL refuses with a message that

@@ -59,6 +59,20 @@ class LearnerRank(RankSteps):
             self.settings.packing, self.settings.packing == "packed"
         )
         self.store: Any = None
+        self._loaded: PolicyModel | None = None
+        """The policy in host memory, until `setup` takes it."""
+
+    def prepare(self) -> None:
+        """Load the model into host memory, and what takes a while to import: nothing of the device is used.
+        May be left out. Raises UserError where the model's folder cannot be used, also on this host alone."""
+        if missing := fault_of_model_folder(self.model_path):
+            # The driver's host has the folder, so that the host must be named.
+            raise UserError(f"learner rank {self.rank} on {socket.gethostname()}: {missing}")
+        torch.manual_seed(self.config.seed)
+        if self.device.type == "cpu":
+            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        zero.import_deepspeed()
+        self._loaded = self._load_policy()
 
     def host_store(self, host: str) -> int:
         """Rank 0 opens the ranks' meeting point at its own address. Returns its port."""
@@ -66,14 +80,11 @@ class LearnerRank(RankSteps):
         return self.store.port
 
     def setup(self, host: str, port: int) -> RankInfo:
-        """Join the other ranks, load the model, build the engine. Raises UserError where the model's folder
-        cannot be used, also on this host alone."""
-        if missing := fault_of_model_folder(self.model_path):
-            # The driver's host has the folder, so that the host must be named.
-            raise UserError(f"learner rank {self.rank} on {socket.gethostname()}: {missing}")
-        torch.manual_seed(self.config.seed)
-        if self.device.type == "cpu":
-            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        """Load the model where `prepare` has not, join the other ranks, build the engine. Raises what
+        `prepare` raises."""
+        if self._loaded is None:
+            self.prepare()
+        assert self._loaded is not None
         if self.store is None:
             self.store = torch.distributed.TCPStore(host, port, is_master=False)
         zero.init_distributed(
@@ -83,7 +94,8 @@ class LearnerRank(RankSteps):
             store=self.store,
             timeout_seconds=self.settings.step_timeout_seconds,
         )
-        policy = self._load_policy().to(self.device)
+        policy = self._loaded.to(self.device)
+        self._loaded = None
         embedding = policy.hf.get_input_embeddings()
         self.vocabulary = embedding.num_embeddings
         head = policy.hf.get_output_embeddings().weight

@@ -50,6 +50,9 @@ class RankHandle:
     def address(self) -> Pending[str]:
         return self._pending(self.actor.address.remote(), "start")
 
+    def prepare(self) -> Pending[None]:
+        return self._pending(self.actor.prepare.remote(), "load the model")
+
     def host_store(self, host: str) -> Pending[int]:
         return self._pending(self.actor.host_store.remote(host), "open a port")
 

@@ -375,14 +375,20 @@ def _set_shard(p: nn.Parameter, value: Tensor, key: str | None) -> None:
         safe_set_local_optimizer_state(p, shard, key)
 
 
+def import_deepspeed() -> Any:
+    """The package, with its table of operations. Takes seconds."""
+    import deepspeed
+    import deepspeed.ops
+
+    return deepspeed
+
+
 def init_distributed(
     *, device: torch.device, rank: int, world_size: int, store: Any, timeout_seconds: float
 ) -> None:
     """Join the process group of the learner: NCCL on GPU, gloo on CPU. `store` is a torch TCPStore that all
     ranks share."""
-    import deepspeed
-    import deepspeed.ops
-
+    deepspeed = import_deepspeed()
     os.environ["LOCAL_RANK"] = "0"  # each rank is a process that sees one device
     # DeepSpeed would compile a shared-memory extension (minutes on a laptop, and it needs a C++ compiler)
     # that only its inference uses.

@@ -27,7 +27,7 @@ from trainer.loop.keeping.checkpoints import Checkpoints
 from trainer.loop.keeping.evaluations import Evaluations
 from trainer.loop.keeping.restore import restore_learner, roll_back
 from trainer.loop.records.recording import Recorder, StepResult, StepTimes
-from trainer.loop.records.users_metrics import UsersMetrics, load_metrics
+from trainer.loop.records.users_metrics import UsersMetrics
 from trainer.loop.rollouts.ahead import BatchesAhead
 from trainer.loop.rollouts.notices import Notices
 from trainer.loop.rollouts.sampling import BatchSampler, RolloutBatch
@@ -65,12 +65,14 @@ class Driver(RunState):
         )
         self.recorder = Recorder(system, self.monitor, progress)
         self.notices = Notices(progress.say)
-        self.metrics = UsersMetrics(load_metrics(self.config.trainer.metrics), progress.say)
+        self.metrics = UsersMetrics(system.metrics, progress.say)
         self.clock = StepClock()
         self.on_learner = LearnerCalls(self, progress, self.clock)
         self.updates = Updates(system, self.on_learner)
         self.rescoring = Rescoring(self, self.probes, progress, self.on_learner)
-        self.evaluations = Evaluations(self, self.sampler, progress, stop, self.clock, self.sync)
+        self.evaluations = Evaluations(
+            self, self.sampler, progress, stop, self.clock, self.sync, self.recorder.evaluation
+        )
         self.checkpoints = Checkpoints(self, progress, stop, self.clock, self.on_learner)
         self.share_gpus = self.config.rollout.share_gpus
         self.sync_bytes = 0
@@ -297,11 +299,12 @@ class Driver(RunState):
         metrics |= await asyncio.to_thread(
             self.metrics.of, batch.trajectories, batch.rewards.tolist(), metrics
         )
-        metrics |= self.held_out(result.step - 1)  # of the weights that this step began with
+        held_out = self.held_out(result.step - 1)  # of the weights that this step began with
+        metrics |= held_out
         await asyncio.to_thread(
             self.system.folder.trajectories, result.step, batch.trajectories, batch.rewards.tolist()
         )
-        state = self.recorder.step(result, metrics)
+        state = self.recorder.step(result, metrics, held_out)
         if result.update.idle and (why := self.notices.idle_step(result.step, batch)):
             self.system.folder.event("nothing_learnt", step=result.step, why=why)
         self.notices.rewards(result.step, self.sampler)

@@ -3,7 +3,7 @@ cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,8 +12,8 @@ from services.rollout.worker.templates import template_class
 from services.rollout.worker.tools import load_tools
 from trainer.algorithm_names import is_known_loss
 from trainer.config.schema import Config
-from trainer.loop.records.users_metrics import load_metrics
-from trainer.rewards import make_reward, right_at
+from trainer.loop.records.users_metrics import StepMetrics, load_metrics
+from trainer.rewards import Reward, make_reward, right_at
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,7 @@ class Part:
 
 def parts_of(config: Config) -> Iterator[Part]:
     """Reward, template, tools, metrics, loss and retrievers, as far as a configuration names them."""
-    kind = config.reward.kind
-    yield Part("reward.kind", kind, lambda: right_at(make_reward(kind), config.reward.right_at))
+    yield Part("reward.kind", config.reward.kind, lambda: _reward(config))
     template = config.rollout.template
     yield Part("rollout.template", template, lambda: template_class(template))
     for name, path in config.rollout.tools.items():
@@ -52,7 +51,25 @@ def parts_of(config: Config) -> Iterator[Part]:
             yield Part(key, index, partial(load, key, index, "a function of a query and topk"))
 
 
-def load_parts(config: Config) -> None:
-    """Load all of them. Raises UserError for the first that is not there or fails."""
+@dataclass(frozen=True)
+class OwnParts:
+    """Those that the driver itself calls. Workers and learner load theirs in processes of their own."""
+
+    reward: Reward
+    metrics: Mapping[str, StepMetrics]
+    """By their paths."""
+
+
+def load_parts(config: Config) -> OwnParts:
+    """Load all of them, each once. Raises UserError for the first that is not there or fails."""
+    reward = _reward(config)
     for part in parts_of(config):
-        part.load()
+        if part.key not in ("reward.kind", "trainer.metrics"):
+            part.load()
+    return OwnParts(reward, load_metrics(config.trainer.metrics))
+
+
+def _reward(config: Config) -> Reward:
+    reward = make_reward(config.reward.kind)
+    right_at(reward, config.reward.right_at)
+    return reward

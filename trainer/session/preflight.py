@@ -13,20 +13,25 @@ from typing import Any
 
 import psutil
 
+from retriever_service.errors import IndexInvalid
+from retriever_service.index_folder.description import read_info
 from services.common import hub
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.loading.user_code import is_import_path, load
 from services.contracts import Question
 from services.rollout.worker.loop import prompt_of
-from services.rollout.worker.templates import make_template
+from services.rollout.worker.templates import Template, make_template
 from services.settings import CPU_CACHE_GIB, RetrieverSettings, RolloutSettings
 from trainer.config.learner import LoRASettings
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.demonstrations import read_demonstrations
+from trainer.data.questions import load_questions
 from trainer.loop.update.matched_step import read_series
 
 GIB = 1 << 30
+LOOKED_AT = 100
+"""Rows at the start of a question file that are read before anything slow starts."""
 
 
 def check_named_files(config: Config) -> None:
@@ -40,18 +45,23 @@ def check_named_files(config: Config) -> None:
     }
     for key, settings in _retrievers(config):
         named[f"{key}.corpus"] = settings.corpus
-        if settings.index and not is_import_path(settings.index):
-            named[f"{key}.index"] = settings.index
+    named |= indexes_of(config)
     missing = [f"{key}: {value}" for key, value in named.items() if value and not _is_there(key, value)]
     if len(missing) == 1 and missing[0].startswith("model.path: "):
         models.resolve(config.model.path)  # it says what a model may be
     if missing:
         raise UserError(f"{'; '.join(missing)}: no such file or folder")
+    for key, index in indexes_of(config).items():
+        check_index(key, index)
     for key, value in named.items():
         if value and models.on_hub(value) and not key.endswith(("model.path", ".index")):
             hub.local_file(key, value, models.aside)
     if models.on_hub(config.model.path):
         models.resolve(config.model.path)
+    if not config.data.skip_bad:
+        for file in (config.data.train, config.data.eval):
+            if file and Path(file).exists():
+                load_questions(file, first=LOOKED_AT)
 
 
 def _is_there(key: str, value: str) -> bool:
@@ -65,19 +75,33 @@ def _retrievers(config: Config) -> Iterator[tuple[str, RetrieverSettings]]:
         yield "evaluation.retriever", config.evaluation.retriever
 
 
+def indexes_of(config: Config) -> dict[str, str]:
+    """Index folders that a configuration names, by key."""
+    return {
+        f"{key}.index": settings.index
+        for key, settings in _retrievers(config)
+        if settings.index and not is_import_path(settings.index)
+    }
+
+
 def check_retrievers(config: Config) -> None:
     """Raises UserError where an index folder or a corpus file is not there."""
+    for key, index in indexes_of(config).items():
+        check_index(key, index)
     for key, settings in _retrievers(config):
         if settings.index and is_import_path(settings.index):
             load(f"{key}.index", settings.index, "a function of a query and topk")
-        elif settings.index and not Path(settings.index).is_dir():
-            raise UserError(
-                f"{key}.index: {settings.index}: no such folder; expected one that `unspiral index build` "
-                "made"
-            )
         corpus = settings.corpus
         if corpus and not models.is_there(corpus):
             raise UserError(f"{key}.corpus: {corpus}: no such file or folder; docs/data.md says what is read")
+
+
+def check_index(key: str, folder: str) -> None:
+    """Raises UserError, with the key, where a folder is no index; the index's files are not looked at."""
+    try:
+        read_info(folder)
+    except IndexInvalid as e:
+        raise UserError(f"{key}: {str(e).removeprefix('index ')}") from None
 
 
 def check_learner_files(config: Config) -> None:
@@ -88,15 +112,35 @@ def check_learner_files(config: Config) -> None:
         read_demonstrations(config.algorithm.supervised.data)
 
 
-def check_prompts(key: str, questions: list[Question], tokenizer: Any, settings: RolloutSettings) -> None:
-    """Raises UserError for the first question whose prompt is too long. `key` says where questions are
-    from."""
+def check_prompts(
+    key: str,
+    questions: list[Question],
+    tokenizer: Any,
+    settings: RolloutSettings,
+    *,
+    trained: bool = False,
+) -> None:
+    """Raises UserError for the first question whose prompt is too long, and for a template whose trajectories
+    cannot be trained on where they are to be. `key` says where questions are from."""
     template = make_template(settings.template, tokenizer, settings)
+    if trained:
+        check_one_sequence(template, settings)
     for question in questions:
         try:
             prompt_of(question, template, settings)
         except UserError as e:
             raise UserError(f"{key}: {e}") from None
+
+
+def check_one_sequence(template: Template, settings: RolloutSettings) -> None:
+    """Raises UserError where a turn is shown without the thoughts of earlier ones: there is no one sequence
+    of tokens to train on."""
+    if getattr(template, "drops_thoughts", False):
+        raise UserError(
+            f"rollout.template={settings.template}: the model's chat template drops the thoughts of earlier "
+            "turns, so that the tokens of a turn are no prefix of those of the next, and a trajectory is no "
+            "one sequence to train on; accepted is rollout.thoughts=keep, which leaves them in"
+        )
 
 
 def parameter_count(model: Path) -> int:
@@ -148,12 +192,14 @@ def check_room(
     while not folder.exists():
         folder = folder.parent
     disk_free = shutil.disk_usage(folder).free if disk_free is None else disk_free
-    disk = 16 * trained * (config.trainer.keep_checkpoints + config.trainer.keep_best + 1) + GIB // 4
+    kept = config.trainer.keep_checkpoints
+    best = config.trainer.keep_best
+    disk = 16 * trained * (kept + best + 1) + GIB // 4
     if disk_free < disk:
         raise EnvironmentLacks(
             f"run.dir: {folder} has {disk_free / GIB:.1f} GiB free; {disk / GIB:.1f} GiB are needed for "
-            f"{config.trainer.keep_checkpoints} checkpoints "
-            f"of {trained / 1e6:.0f} M parameters (trainer.keep_checkpoints)"
+            f"checkpoints of {trained / 1e6:.0f} M parameters: {kept} (trainer.keep_checkpoints), "
+            f"{'the best (trainer.keep_best), ' if best else ''}and the one that is being written"
         )
     if torch.cuda.is_available() or os.environ.get(
         "RAY_ADDRESS"

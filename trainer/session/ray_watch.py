@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import threading
 import time
@@ -44,6 +45,14 @@ def leave_without_ray(lost: RayLost, more: str = "") -> NoReturn:
     output.complain(f"unspiral: {lost}{more}")
     end_what_is_left()
     os._exit(lost.exit_code)
+
+
+def leave_starting_ray(number: int) -> NoReturn:
+    """End this process, and those of a Ray that does not come back from its start, after a signal."""
+    output.drain()
+    output.complain(f"unspiral: {signal.Signals(number).name}: Ray did not leave its start; ended with it")
+    end_what_is_left()
+    os._exit(128 + number)
 
 
 @contextmanager

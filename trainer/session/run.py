@@ -25,8 +25,8 @@ from trainer.loop.run.progress import Progress
 from trainer.loop.run.run_folder import RunFolder
 from trainer.session.about import about_run, described
 from trainer.session.control import announced, served
-from trainer.session.output import non_blocking
-from trainer.session.own_parts import load_parts
+from trainer.session.output import complain, non_blocking
+from trainer.session.own_parts import OwnParts, load_parts
 from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.resuming.rules import Resumed, check_allowed, go_on_from, identity_of
 from trainer.session.startup import questions_of, start_system
@@ -108,7 +108,7 @@ def train(
         with signals.raised():
             resumed = go_on_from(checkpoint, config, models.resolve(config.model.path), allowed)
             require_same_questions(resumed, config)
-    load_parts(config)  # before there is a folder, which would be listed as a run
+    own = load_parts(config)  # before there is a folder, which would be listed as a run
     again = resume is not None and folder.begun()
     folder.open(resume=resume is not None)
     began = time.monotonic()
@@ -129,7 +129,7 @@ def train(
                 for line in resumed.lines if resumed else ():
                     progress.say(line)
                 summary = asyncio.run(
-                    _train(config, model, folder, resumed, again, progress, driver_box, code or {})
+                    _train(config, model, folder, own, resumed, again, progress, driver_box, code or {})
                 )
             return _finish(folder, summary, began, 0, progress.say)
         except BaseException as error:
@@ -168,6 +168,7 @@ async def _train(
     config: Config,
     model: Path,
     folder: RunFolder,
+    own: OwnParts,
     resumed: Resumed | None,
     again: bool,
     progress: Progress,
@@ -187,6 +188,7 @@ async def _train(
                     model,
                     folder,
                     progress.say,
+                    own=own,
                     identity=identity_of(config, model),
                     resumed=resumed,
                 ) as system,
@@ -244,6 +246,8 @@ def _ray_has_died(lost: RayLost, driver: Driver, stop: StopSignals, loop: asynci
     watch's thread."""
     over = time.monotonic() + SAVE_SECONDS
     loop.call_soon_threadsafe(stop.end_soon, lost, 0.0 if driver.checkpointable else STEP_SECONDS)
+    # From this thread too, and at once: the loop may be in a call to Ray, which may end the process in it.
+    complain(f"unspiral: {lost}; the last whole step is saved where Ray lets the run live on")
     while time.monotonic() < over or driver.on_learner.doing == "save":
         time.sleep(0.5)
     _leave_without_ray(lost, driver, None)  # the loop is stuck in a call to Ray

@@ -33,20 +33,16 @@ from services.local_ray import start_local_ray, stop_local_ray
 from services.rollout.pool import placement
 from services.rollout.pool.pool import RolloutPool
 from services.rollout.worker.tokenizer import load_tokenizer
-from services.rollout.worker.tools import load_tools
 from services.settings import RetrieverSettings
-from trainer.algorithm_names import is_known_loss
 from trainer.config.schema import Config
 from trainer.data import PromptCursor, load_questions, models
 from trainer.learner.group import LearnerGroup
-from trainer.learner.objective import token_loss
-from trainer.loop.records.users_metrics import load_metrics
 from trainer.loop.run.run_folder import RunFolder
 from trainer.loop.run.system import Serving, System
-from trainer.rewards import make_reward
 from trainer.session.held_out import check_held_out
+from trainer.session.own_parts import OwnParts
 from trainer.session.preflight import check_learner_files, check_prompts, check_retrievers, check_room
-from trainer.session.ray_watch import RECONNECT_SECONDS
+from trainer.session.ray_watch import RECONNECT_SECONDS, leave_starting_ray
 from trainer.session.resuming.rules import Resumed
 from trainer.session.waits import told
 
@@ -55,6 +51,7 @@ CANCEL_SECONDS = 10.0
 """Longest wait, when a start is cut short, for the service that is starting."""
 LOCAL_SECONDS = 2.0
 """Longest wait for a local Ray to report its resources; no other node joins it."""
+START_SECONDS = "RAY_raylet_start_wait_time_s"
 
 
 @contextmanager
@@ -75,9 +72,6 @@ def _in_a_group_of_their_own() -> Iterator[None]:
         utils.set_kill_on_parent_death_linux = bound
 
 
-RAY_MAY_TAKE_LONGER = ", or set RAY_raylet_start_wait_time_s=120"
-
-
 def connect_ray(say: Say) -> None:
     """Join the cluster of RAY_ADDRESS (set inside `ray job submit`), otherwise start a local Ray, which ends
     with this process and answers nobody else. `leave_ray` undoes it.
@@ -90,10 +84,9 @@ def connect_ray(say: Say) -> None:
     # Read by a Ray that starts here: without its head it lives on, for the run to save what it has.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_SECONDS))
     try:
-        # Ray puts its own handlers in place of ours, which would end the process in the middle of a clean
-        # stop.
+        # Ray puts its own handlers in place of ours, which would end the process within a clean stop.
         with (
-            signals.cut_short(),
+            signals.cut_short(leave_starting_ray),
             signals.kept(),
             _in_a_group_of_their_own(),
             told(say, "Ray to start"),
@@ -111,7 +104,7 @@ def connect_ray(say: Say) -> None:
     except Exception as e:  # a raylet that is not up in time is a bare one
         reason = " ".join(str(e).split())[:300]
         # Some waits inside Ray are fixed: a longer one does not help whoever has set it already.
-        longer = "" if "RAY_raylet_start_wait_time_s" in os.environ else RAY_MAY_TAKE_LONGER
+        longer = "" if START_SECONDS in os.environ else f", or set {START_SECONDS}=180"
         busy = f"a local Ray did not start (on a busy machine: try again when it has less to do{longer})"
         what = f"RAY_ADDRESS={address}: cannot join that cluster" if address else busy
         raise EnvironmentLacks(f"{what}: {reason}") from e
@@ -155,6 +148,8 @@ async def _started(start: Callable[[], Service], stack: AsyncExitStack) -> str:
     call to Ray, which should not be shut down under it.
     """
     starting = asyncio.ensure_future(asyncio.to_thread(start))
+    # One that is left behind fails when Ray ends, which nobody needs to hear of.
+    starting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:
         service = await asyncio.shield(starting)
     except asyncio.CancelledError:
@@ -378,22 +373,19 @@ async def start_system(
     folder: RunFolder,
     say: Say,
     *,
+    own: OwnParts,
     identity: dict[str, Any],
     resumed: Resumed | None = None,
 ) -> AsyncIterator[System]:
     """Start everything, with the model of a folder. On leaving, end everything that was started here.
 
-    resumed: the checkpoint to go on from; its questions are compared before anything slow starts."""
+    own: the user's parts that the driver calls. resumed: the checkpoint to go on from; its questions are
+    compared before anything slow starts."""
     train = questions_of(config, config.data.train, say)
-    reward = make_reward(config.reward.kind)
-    load_metrics(config.trainer.metrics)
-    load_tools(config.rollout.tools)
-    if not is_known_loss(config.algorithm.loss):
-        token_loss(config.algorithm.loss)
     await asyncio.to_thread(check_learner_files, config)
     check_room(config, model)
     tokenizer = load_tokenizer(model)
-    await asyncio.to_thread(check_prompts, "data.train", train, tokenizer, config.rollout)
+    await asyncio.to_thread(check_prompts, "data.train", train, tokenizer, config.rollout, trained=True)
     may_change = resumed.allowed if resumed else frozenset()
     cursor = PromptCursor(train, config.seed, config.data.shuffle, may_change, config.data.weights)
     if resumed:
@@ -425,8 +417,8 @@ async def start_system(
         say("starting rollout workers and learner")
         with told(say, lambda: starting(pool, learner)):
             if config.rollout.share_gpus:
-                # An engine measures the free memory when it starts, so the learner comes second.
-                await pool.start()
+                # An engine measures the free memory when it starts: till then the learner uses host memory.
+                await asyncio.gather(pool.start(), asyncio.to_thread(learner.prepare))
                 await pool.sleep()
                 await asyncio.to_thread(learner.start)
             else:
@@ -445,6 +437,7 @@ async def start_system(
             cursor=cursor,
             store=services.store,
             learner=learner,
-            reward=reward,
+            reward=own.reward,
+            metrics=own.metrics,
             identity=identity,
         )

@@ -69,7 +69,9 @@ def waits_of(driver: Driver) -> str:
     if driver.idle:
         return ""
     doing = driver.progress.doing or "the first step"
-    return doing if driver.on_learner.doing else f"{doing}: {driver.system.pool.waits_for()}"
+    if driver.on_learner.doing:
+        return doing
+    return f"{doing}: {driver.sampler.calls.waits_for() or driver.system.pool.waits_for()}"
 
 
 def progress_of(driver: Driver) -> tuple[Any, ...]:
@@ -77,6 +79,7 @@ def progress_of(driver: Driver) -> tuple[Any, ...]:
     return (
         driver.system.pool.trajectories,
         driver.on_learner.returned,
+        driver.sampler.calls.returned,
         driver.progress.doing,
         driver.step,
         driver.attempt,

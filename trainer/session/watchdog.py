@@ -1,7 +1,7 @@
 """The last line against a deadlock: every wait has a timeout of its own, and this sees to it that none was
 forgotten.
 
-Without progress (a trajectory finished, a call of the learner returned, another stage or step) for
+Without progress (a trajectory finished, a call of learner or reward returned, another stage or step) for
 `trainer.stall_timeout_seconds`, what every part waits for is printed and written to `stall.txt`, and the run
 ends with exit status 1. A call of the learner has until its own timeout.
 """
@@ -55,7 +55,8 @@ class Watchdog:
 
     def _mark(self) -> tuple[Any, ...]:
         d = self.driver
-        return d.system.pool.trajectories, d.on_learner.returned, d.progress.doing, d.step, d.attempt
+        done = d.system.pool.trajectories, d.on_learner.returned, d.sampler.calls.returned
+        return *done, d.progress.doing, d.step, d.attempt
 
     def _watch(self) -> None:
         mark = self._mark()
@@ -136,6 +137,8 @@ class Watchdog:
         lines.append(
             f"learner: {f'in {doing}' if (doing := d.on_learner.doing) else 'no call is being made'}"
         )
+        if reward := d.sampler.calls.waits_for():
+            lines.append(f"reward: {reward}")
         lines += ["", "== driver: tasks", task_stacks(asyncio.all_tasks(self.loop)), "", "== driver: threads"]
         names = {t.ident: t.name for t in threading.enumerate()}
         for ident, frame in sys._current_frames().items():

@@ -48,6 +48,8 @@ def protocol_of(
     return {
         "template": settings.template,
         **_prompt_facts(template, tokenizer, question, settings),
+        # Absent where they stay, as in results that were written before there was another way.
+        **({"thoughts_of_earlier_turns": "dropped"} if getattr(template, "drops_thoughts", False) else {}),
         "prompts_of_the_data": given_prompts if getattr(template, "reads_prompts", True) else 0,
         "reading": reading_of(template),
         "stop": list(template.stop),

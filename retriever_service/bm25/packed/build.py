@@ -3,7 +3,8 @@
 A run holds the postings of some passages, term by term, rows ascending; the runs lie one behind another in
 `RUN_FILES`. The terms are taken in spans of at most SPAN_POSTINGS postings: those of a span are read from
 all runs, in the order of the runs, packed, and appended. After each span the files are synced and
-MERGE_FILE is replaced, which holds their lengths; going on cuts the files back to those lengths.
+MERGE_FILE is replaced, which holds their lengths; going on cuts the files back to those lengths. Other
+sorted postings than runs are merged in the same way.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 import orjson
@@ -86,11 +87,27 @@ def gather(terms, counts, rows, tfs, first_row, last, cursor, out_rows, out_tfs)
     return term, posting
 
 
-def write_packed(work: Path, *, k1: float, b: float, progress: Callable[[int, int], None]) -> None:
-    """Write `work/bm25/` from the runs in `work`. Raises UserError where the postings outgrow the format."""
+class Postings(Protocol):
+    """Postings that are read term by term, in the order of the terms."""
+
+    frequencies: np.ndarray
+    """Postings of each term, int64 [terms]."""
+
+    def seek(self, term: int) -> None:
+        """Pass over the terms below `term`."""
+
+    def read(self, last: int, cursor: np.ndarray, rows: np.ndarray, tfs: np.ndarray) -> None:
+        """Copy the postings of the terms below `last` that are not read yet, as `gather` does."""
+
+
+def write_packed(
+    work: Path, *, k1: float, b: float, progress: Callable[[int, int], None], postings: Postings | None = None
+) -> None:
+    """Write `work/bm25/` from RUN_LENGTHS, RUN_VOCABULARY and the postings, by default those of the runs in
+    `work`. Raises UserError where the postings outgrow the format."""
     folder = work / FOLDER
     folder.mkdir(exist_ok=True)
-    runs = _Runs(work)
+    runs = postings or _Runs(work)
     lengths = mapped(work / RUN_LENGTHS, np.uint32)
     mean = max(int(lengths.sum(dtype=np.int64)) / len(lengths), 1e-9)
     norm = k1 * (1 - b + b * np.arange(int(lengths.max()) + 1, dtype=np.uint32) / mean)
@@ -149,14 +166,14 @@ class _Runs:
         self._at = self._begins[:-1].copy()
 
     def seek(self, term: int) -> None:
-        """Pass over the terms below `term`."""
+        """As Postings."""
         for run, (begin, posting) in enumerate(self._begins[:-1].tolist()):
             end = int(self._begins[run + 1, 0])
             place = begin + int(np.searchsorted(self.terms[begin:end], term))
             self._at[run] = place, posting + int(self.counts[begin:place].sum(dtype=np.int64))
 
     def read(self, last: int, cursor: np.ndarray, rows: np.ndarray, tfs: np.ndarray) -> None:
-        """Copy the postings of the terms below `last` that are not read yet, as `gather` does."""
+        """As Postings."""
         for run in range(len(self._at)):
             term, posting = self._at[run].tolist()
             end, posting_end = self._begins[run + 1].tolist()
@@ -168,7 +185,7 @@ class _Runs:
 
 
 def _pack_span(
-    runs: _Runs, starts: np.ndarray, last: int, lengths: np.ndarray, norm: np.ndarray, done: _Merged,
+    runs: Postings, starts: np.ndarray, last: int, lengths: np.ndarray, norm: np.ndarray, done: _Merged,
     files: dict[str, BinaryIO],
 ) -> None:  # fmt: skip
     starts = starts - starts[0]

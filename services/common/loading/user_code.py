@@ -23,6 +23,7 @@ _LIBRARIES = tuple(
     f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 _SHOWN_NAMES = 12
+_ABSENT: Any = object()
 _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -49,9 +50,10 @@ def find(path: str) -> Any:
         raise ImportError(f"{module_name} ends the program when it is imported") from e
     holder = module_name
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        inner = getattr(found, part, _ABSENT)  # asked for once: a module may make what it is asked for
+        if inner is _ABSENT:
             raise NoSuchName(f"{holder} has no `{part}`{_names_in(found, part)}")
-        found = getattr(found, part)
+        found = inner
         holder = f"{holder}.{part}"
     return found
 

@@ -12,13 +12,17 @@ import asyncio
 import atexit
 import os
 import signal
+import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
 REPEAT_SECONDS = 1.0
+OVERDUE_SECONDS = 10.0
+"""How long a call of a library may take to end after a signal."""
 SERVICE = (signal.SIGINT, signal.SIGTERM)
 """What ends a service."""
 
@@ -187,11 +191,42 @@ def raised() -> Iterator[None]:
 
 
 @contextmanager
-def cut_short() -> Iterator[None]:
+def cut_short(overdue: Callable[[int], None] | None = None) -> Iterator[None]:
     """Around a call of a library that blocks the main thread: the first signal ends it where it stands.
 
     Raises Stopped on leaving. Inside, the signal is a KeyboardInterrupt, which no library takes for a fault
-    of its own and tries again."""
+    of its own and tries again. overdue: called with the signal, in a thread, where the library has not come
+    back OVERDUE_SECONDS later: no Python runs in the main thread while it is in a call of C."""
+    with _watched(overdue) if overdue else nullcontext(), _interrupted():
+        yield
+
+
+@contextmanager
+def _watched(overdue: Callable[[int], None]) -> Iterator[None]:
+    left = threading.Event()
+    read, write = socket.socketpair()
+    write.setblocking(False)
+
+    def watch() -> None:
+        number = read.recv(1)
+        if number and not left.wait(OVERDUE_SECONDS):
+            overdue(number[0])
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    before = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        left.set()
+        write.close()
+        watcher.join()
+        read.close()
+
+
+@contextmanager
+def _interrupted() -> Iterator[None]:
     received: list[int] = []
 
     def stop(number: int) -> None:

@@ -68,7 +68,7 @@ class ServiceMetrics:
         for run in self.service.store.runs(MOST_RUNS):
             if run.updated <= time.time() - ALIVE_SECONDS or run.last_step is None:
                 continue
-            summary = self.service.summary(run.run)
+            summary = self.service.latest(run.run)
             step.add_metric([run.run], run.last_step)
             alarms.add_metric([run.run], len(summary["alarms"]))
             standing = {alarm["rule"] for alarm in summary["alarms"]}

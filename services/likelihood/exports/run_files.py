@@ -16,11 +16,13 @@ from services.common.errors import UserError
 from services.common.runs.paths import METRICS, is_run, run_folder
 from services.common.users_files import load_json, load_object, load_yaml, reading
 from services.common.validation import fitting
+from services.likelihood.exports.merging import by_step
+from services.likelihood.exports.tables import event_files, plain_columns, rows_of_events
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.monitor.detectors.table import READS
 from services.likelihood.monitor.phases import PhaseMonitor
 from services.likelihood.monitor.watch import number as finite
-from services.likelihood.records import MAX_STEP, one_line
+from services.likelihood.records import one_line
 from services.settings import MonitorRules
 
 NOT_CURVES = ("step", "attempt", "policy_version")
@@ -92,10 +94,14 @@ class RunFiles:
         rules = section.get("rules") if isinstance(section, dict) else None
         return _rules(rules or {}, f"{self.name}/config.yaml: monitor.rules")
 
-    def replay(self, rules: MonitorRules | None = None) -> tuple[np.ndarray, list[dict]]:
-        """The monitor over the recorded metrics, by the run's own rules if no others are given: phase codes
-        [last - first + 1] (NaN where no step is), and the alarms."""
-        monitor = PhaseMonitor(rules or self.rules())
+    def monitor(self, rules: MonitorRules | None = None) -> PhaseMonitor:
+        """A monitor that has seen nothing, by the run's own rules if no others are given."""
+        return PhaseMonitor(rules or self.rules())
+
+    def replay(self, monitor: PhaseMonitor | None = None) -> tuple[np.ndarray, list[dict]]:
+        """The monitor over the recorded metrics: phase codes [last - first + 1] (NaN where no step is), and
+        the alarms."""
+        monitor = monitor or self.monitor()
         steps = [m["step"] for m in self.metrics]
         codes = np.full(steps[-1] - steps[0] + 1 if steps else 0, np.nan)
         alarms = []
@@ -116,18 +122,15 @@ def read_run(path: Path) -> RunFiles:
         raise UserError(f"{path}: {e.strerror}") from e
     folder = path if path.is_dir() else path.parent
     metrics = path / METRICS if path.is_dir() else path
-    by_step: dict[int, dict[str, Any]] = {}
     begun = metrics.exists() or not is_run(folder)  # a run that ended before its first step has no such file
-    for number, row in read_rows(metrics) if begun else ():
-        step = row.get("step")
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= MAX_STEP:
-            raise UserError(
-                f"{metrics}:{number}: expected an object with a whole number `step` from 0 to {MAX_STEP}"
-            )
-        # A run of ours that was resumed writes whole steps again; other trainers write a step in parts.
-        ours = metrics.name == METRICS or "attempt" in row
-        by_step[step] = row if ours else by_step.get(step, {}) | row
-    run = RunFiles(path.resolve().name if path.is_dir() else path.stem, [by_step[s] for s in sorted(by_step)])
+    events = [] if is_run(folder) and path.is_dir() else event_files(path)
+    rows = rows_of_events(events) if events else read_rows(metrics) if begun else []
+    # A run of ours that was resumed writes whole steps again; other trainers write a step in parts.
+    ours = metrics.name == METRICS or any("attempt" in row for _, row in rows)
+    steps = by_step(path if events else metrics, rows, ours=ours and not events)
+    run = RunFiles(path.resolve().name if path.is_dir() else path.stem, list(steps.values()))
+    if events:
+        return run
     if not path.is_dir():
         if not run.metrics:
             raise UserError(f"{path}: no steps in it; expected a run's folder or its metrics.jsonl")
@@ -180,8 +183,12 @@ def read_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
 def _csv_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
     with reading(path, "CSV"), path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
+    names = plain_columns(path, list(rows[0])) if rows else {}
     # An empty cell was not measured; a null would say that it was, and had no value.
-    return [(n, {k: _of_text(v) for k, v in row.items() if k and v}) for n, row in enumerate(rows, 2)]
+    return [
+        (n, {name: _of_text(row[k]) for k, name in names.items() if row.get(k)})
+        for n, row in enumerate(rows, 2)
+    ]
 
 
 def _of_text(text: Any) -> Any:

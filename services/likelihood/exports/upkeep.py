@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +11,10 @@ import orjson
 
 from services.common.errors import UserError
 from services.common.users_files import writing
+from services.likelihood.evaluations import scored_steps
 from services.likelihood.exports.mirrors import Mirror
 from services.likelihood.microscope.record import Observed, Written
 from services.likelihood.monitor.alarms import PHASES
-from services.likelihood.records import MAX_STEP, StoredStep
 from services.likelihood.store.base import LikelihoodStore
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def export_parquet(store: LikelihoodStore, run: str, folder: Path) -> list[Path]
         folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(_steps_table(store, run), steps)
         with pq.ParquetWriter(actions, actions_schema()) as out:
-            for stored in each_step(store, run):
+            for stored in scored_steps(store, run):
                 if stored.trajectories:
                     out.write_table(_actions_table(store, run, stored.step))
         if sampled := store.sampled_steps(run):
@@ -126,22 +125,14 @@ def export_parquet(store: LikelihoodStore, run: str, folder: Path) -> list[Path]
 
 
 def export_to(store: LikelihoodStore, run: str, mirror: Mirror) -> int:
-    """Give every stored step to a tracker. How many."""
+    """Give every stored step to a tracker, with the held-out scores that are shown at it. How many."""
     count = 0
     phases = _phases(store, run)
-    for stored in each_step(store, run):
+    for stored in scored_steps(store, run):
         mirror.step(run, stored.step, stored.time, stored.metrics, phases.get(stored.step))
         count += 1
     mirror.close()
     return count
-
-
-def each_step(store: LikelihoodStore, run: str) -> Iterator[StoredStep]:
-    """All stored steps, in order."""
-    first = 0
-    while page := store.steps(run, first, MAX_STEP):
-        yield from page
-        first = page[-1].step + 1
 
 
 def _phases(store: LikelihoodStore, run: str) -> dict[int, str]:
@@ -155,7 +146,7 @@ def _phases(store: LikelihoodStore, run: str) -> dict[int, str]:
 def _steps_table(store: LikelihoodStore, run: str) -> pa.Table:
     import pyarrow as pa
 
-    stored = list(each_step(store, run))
+    stored = list(scored_steps(store, run))
     phases = _phases(store, run)
     names = sorted({name for s in stored for name in s.metrics})
     columns = {

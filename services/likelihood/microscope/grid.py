@@ -117,15 +117,15 @@ def step_samples(store: LikelihoodStore, run: str, step: int, filters: Filters) 
         and (filters.which is None or is_such(head, filters.which))
     ]
     groups = _in_order(_grouped(left, heads), filters)
-    everything = store.trajectories(run, step)
+    count, groups_of_step = store.trajectory_counts(run, step)
     return StepSamples(
         run=run,
         step=step,
         rule=filters.rule,
         trajectories=len(heads),
         kept_groups=len({head.group for head in heads}),
-        step_trajectories=len(everything) or None,
-        step_groups=len({t.group for t in everything}) or None,
+        step_trajectories=count or None,
+        step_groups=groups_of_step or None,
         matching=len(left),
         groups=groups[: filters.limit],
         more_groups=max(0, len(groups) - filters.limit),

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.common.errors import UserError
 from services.likelihood.monitor.alarms import TROUBLE, Alarm, Phase, Rule
 from services.likelihood.monitor.detectors.base import Rising
 from services.likelihood.monitor.detectors.learning.acceleration import Acceleration
@@ -20,7 +21,9 @@ from services.likelihood.monitor.detectors.learning.likelihood import Likelihood
 from services.likelihood.monitor.detectors.learning.nonfinite import Nonfinite
 from services.likelihood.monitor.detectors.table import INDEPENDENT
 from services.likelihood.monitor.earlier_state import upgraded
+from services.likelihood.monitor.readings import Readings
 from services.likelihood.monitor.signs import Signs
+from services.likelihood.monitor.watch import number
 from services.settings import MonitorRules
 
 
@@ -48,6 +51,7 @@ class PhaseMonitor:
 
     def __init__(self, rules: MonitorRules | None = None):
         self.rules = rules or MonitorRules()
+        self.readings = Readings(self.rules.silence_steps)
         self.signs = Signs(self.rules)
         self.likelihood = Likelihood(self.rules, self.signs)
         self.acceleration = Acceleration(self.rules, self.signs, self.likelihood)
@@ -73,9 +77,14 @@ class PhaseMonitor:
         self.open: dict[Rule, Alarm] = {}
 
     def update(self, metrics: Mapping[str, Any]) -> PhaseState:
-        """metrics: the step's, by the names of docs/monitor.md, with `step`; without it steps are counted."""
-        step = int(metrics["step"]) if metrics.get("step") is not None else self.step + 1
+        """metrics: the step's, by the names of docs/monitor.md, with `step`; without it steps are counted.
+        After a step that is not above the one before (a resumed run, or two runs in one), `healthy` is earned
+        anew. Raises UserError for a step that is no whole number."""
+        step = self._step_of(metrics)
+        if step <= self.step:
+            self.signs.again()
         self.step = step
+        metrics = self.readings.possible(metrics)
         self.signs.update(step, metrics, in_trouble=self.phase in TROUBLE)
         standing = {rule: d.update(step, metrics) for rule, d in self.independent.items()}
         phase = self._next_phase()
@@ -92,10 +101,14 @@ class PhaseMonitor:
             self.signs.settle(step)
         return PhaseState(step, self.phase, self.since, raised, cleared, list(self.open.values()))
 
-    @property
-    def judged(self) -> bool:
-        """What `healthy` needs has been seen: a sign of likelihood and the reward, for a full window each."""
-        return self.signs.judged and self.collapse.rewards_seen
+    def _step_of(self, metrics: Mapping[str, Any]) -> int:
+        step = metrics.get("step")
+        if step is None:
+            return self.step + 1
+        found = number(step)
+        if found is None or not found.is_integer():
+            raise UserError(f"step: {step!r}; expected a whole number")
+        return int(found)
 
     def _next_phase(self) -> Phase:
         r = self.rules
@@ -120,7 +133,7 @@ class PhaseMonitor:
         self.flat = min(self.flat + 1, r.patience) if slips else max(self.flat - 1, 0)
         if self.flat >= r.patience or (self.phase == "stagnation" and self.flat > 0):
             return "stagnation"
-        return "healthy" if self.judged else "unknown"
+        return "healthy" if self.signs.judged else "unknown"
 
     def _changes(self, step: int, standing: Mapping[Rule, Alarm | None]) -> tuple[list[Alarm], list[Alarm]]:
         """Alarms that were raised and that ended at this step, in the order of the table."""
@@ -142,6 +155,7 @@ class PhaseMonitor:
         """Plain JSON."""
         return {
             **{k: getattr(self, k) for k in self.SCALARS},
+            "doubted": self.readings.state_dict(),
             "signs": self.signs.state_dict(),
             "detectors": {rule: d.state_dict() for rule, d in self.detectors.items()},
             "open": list(self.open),
@@ -153,9 +167,12 @@ class PhaseMonitor:
         state = upgraded(state)
         for key in self.SCALARS:
             setattr(self, key, state[key])
+        self.readings.doubted = dict(state.get("doubted", {}))  # earlier versions doubted nothing
         self.signs.load_state_dict(state["signs"])
         for rule, detector in self.detectors.items():
             if rule in state["detectors"]:
                 detector.load_state_dict(state["detectors"][rule])
+        if "seen" not in state["signs"]:  # earlier versions
+            self.signs.take_up(self.step, self.collapse.window.values)
         standing = {rule: self.detectors[rule].alarm for rule in state["open"]}
         self.open = {rule: alarm for rule, alarm in standing.items() if alarm is not None}

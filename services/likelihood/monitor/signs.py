@@ -7,9 +7,10 @@ batch's own right samples are survivors: their log-prob stays high while that of
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from services.likelihood.monitor.readings import Freshness
 from services.likelihood.monitor.watch import Peak, Watch, Window, number
 from services.settings import MonitorRules
 
@@ -47,6 +48,11 @@ class Signs:
             "baseline": Window(r.baseline_steps),
             "lag_noise": Window(2 * r.baseline_steps),
         }
+        self.seen = {
+            name: Freshness(size, r.silence_steps, moving=True)
+            for name, size in (("lag", r.lag_window), ("fixed", r.lag_window), ("share", r.share_window))
+        }
+        self.seen["reward"] = Freshness(r.reward_window, r.silence_steps)
         self.peaks = {"fixed": Peak(r.memory_steps), "entropy": Peak(r.memory_steps)}
         self.settled: float | None = None
         """The best level of the fixed probe since an alarm ended; None once it fell from there too, or
@@ -55,30 +61,26 @@ class Signs:
 
     @property
     def probed(self) -> bool:
-        """The lag probe has been seen at all; without it the other signs must do."""
-        return bool(self.watches["lag"].window.values)
+        """The lag probe has been seen lately; without it the other signs must do."""
+        return self.seen["lag"].fresh
 
     @property
     def judged(self) -> bool:
-        """One sign of likelihood has been seen often enough to say that likelihood does not fall."""
-        return (
-            self.watches["lag"].window.full
-            or self.windows["fixed"].full
-            or self.watches["share_negative"].window.full
-        )
+        """What `healthy` needs has been seen, and lately: one sign of likelihood and the reward, for a full
+        window each, with two different values at least."""
+        of_likelihood = any(self.seen[name].earned for name in ("lag", "fixed", "share"))
+        return of_likelihood and self.seen["reward"].earned
 
     @property
     def falling(self) -> bool:
         """The likelihood of right answers falls: the sign of decay."""
         w = self.watches
         fixed = w["fixed"].active and self.settled is None
+        # A fall that the lag probe has named goes on until the probe says otherwise: silence ends nothing.
+        named = w["lag"].active or w["plunge"].active
         if not self.probed:
-            return fixed or w["share_negative"].active
-        return (
-            w["lag"].active
-            or w["plunge"].active
-            or (fixed and (w["slow"].active or w["share_negative"].active))
-        )
+            return named or fixed or w["share_negative"].active
+        return named or (fixed and (w["slow"].active or w["share_negative"].active))
 
     @property
     def fast(self) -> bool:
@@ -95,7 +97,11 @@ class Signs:
     def update(self, step: int, metrics: Mapping[str, Any], *, in_trouble: bool) -> None:
         """in_trouble: the phase before this step was one of TROUBLE, so that its values make no baseline."""
         r = self.rules
-        self._read_lag(step, number(metrics.get("probe/lag")), in_trouble)
+        self.seen["reward"].update(step, number(metrics.get("reward/mean")))
+        lag = number(metrics.get("probe/lag"))
+        self.seen["lag"].update(step, lag)
+        self._read_lag(step, lag, in_trouble)
+        self.seen["fixed"].update(step, number(metrics.get("probe/fixed")))
         level = self._level("fixed", metrics.get("probe/fixed"))
         if level is not None:
             self.watches["fixed"].update(step, self.peaks["fixed"].highest(step, level) - level)
@@ -108,6 +114,7 @@ class Signs:
         llds = number(metrics.get("llds/lambda" if "llds/lambda" in metrics else "llds/active_tokens"))
         share = number(metrics.get("displacement/share_negative"))
         self.watches["share_negative"].update(step, None if llds else share)
+        self.seen["share"].update(step, None if llds else share)
         level = self._level("entropy", metrics.get("entropy"))
         if level is not None:
             # Of the negative level, so that the peak is the lowest entropy: what counts is the rise from
@@ -123,6 +130,22 @@ class Signs:
         # A norm of a falling run would become its own baseline.
         if not in_trouble:
             baseline.add(norm)
+
+    def take_up(self, step: int, rewards: Sequence[float]) -> None:
+        """After the state of an earlier version: what its windows hold has been seen."""
+        windows = {
+            "lag": self.watches["lag"].window.values,
+            "fixed": self.windows["fixed"].values,
+            "share": self.watches["share_negative"].window.values,
+            "reward": rewards,
+        }
+        for name, values in windows.items():
+            self.seen[name].take_up(step, values)
+
+    def again(self) -> None:
+        """The steps went back: what `healthy` needs must be seen anew."""
+        for sign in self.seen.values():
+            sign.again()
 
     def settle(self, step: int) -> None:
         """An alarm has ended. The frozen answers keep what they have lost, and stay below their best for
@@ -196,6 +219,7 @@ class Signs:
             "watches": {k: v.state_dict() for k, v in self.watches.items()},
             "windows": {k: v.values for k, v in self.windows.items()},
             "peaks": {k: v.values for k, v in self.peaks.items()},
+            "seen": {k: v.state_dict() for k, v in self.seen.items()},
             "settled": self.settled,
             "settled_at": self.settled_at,
         }
@@ -208,5 +232,7 @@ class Signs:
             window.values = list(state["windows"][key])
         for key, peak in self.peaks.items():
             peak.values = [(int(step), float(value)) for step, value in state["peaks"][key]]
+        for key, seen in state.get("seen", {}).items():  # earlier versions had none: `take_up`
+            self.seen[key].load_state_dict(seen)
         self.settled = state.get("settled")  # earlier versions kept none
         self.settled_at = state.get("settled_at", 0)

@@ -12,11 +12,24 @@ SIGMA = 1.4826
 """Standard deviations per median absolute deviation, for normal noise."""
 
 
+LARGEST = 1e100
+"""Values beyond it count as it: sums and products of them stay finite, and so does a saved state."""
+
+
 def number(value: Any) -> float | None:
-    """The value where it is a finite number; otherwise None."""
-    if isinstance(value, int | float) and math.isfinite(value):
-        return float(value)
-    return None
+    """The value where it is a finite number, of Python, NumPy or a tensor; otherwise None."""
+    if not isinstance(value, float):
+        if value is None or isinstance(value, str | bytes):
+            return None
+        try:
+            value = float(value)
+        except OverflowError:  # an integer of hundreds of digits
+            value = LARGEST if value > 0 else -LARGEST
+        except (TypeError, ValueError, RuntimeError):  # a list, a dictionary, an array of several values
+            return None
+    if not math.isfinite(value):
+        return None
+    return float(max(-LARGEST, min(LARGEST, value)))
 
 
 class Window:
@@ -105,10 +118,21 @@ class Baseline:
         self.median = 0.0
         self.sigma = 0.0
         """Standard deviation of the noise, from the median absolute deviation."""
+        self.first: list[float] = []
+        """The window of the first usual level, once another has taken its place."""
 
     @property
     def ready(self) -> bool:
         return self.window.full
+
+    def before(self) -> Baseline | None:
+        """The first usual level, where another has taken its place."""
+        if not self.first:
+            return None
+        found = Baseline(self.warmup, self.window.size)
+        found.window.values = list(self.first)
+        found._measure()
+        return found
 
     def _measure(self) -> None:
         """The window changes seldom and is read at every step, so median and deviation are kept."""
@@ -136,6 +160,7 @@ class Baseline:
             self.level = middle
             self.held = 0
         if self.held >= self.HOLD and may_renew:
+            self.first = self.first or self.window.values
             self.window.values = list(self.recent.values)
             self._measure()
             self.held = 0
@@ -147,9 +172,11 @@ class Baseline:
             "recent": self.recent.values,
             "held": self.held,
             "level": self.level,
+            "first": self.first,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.first = list(state.get("first", []))  # earlier versions forgot it
         self.seen = state["seen"]
         self.window.values = list(state["window"])
         self.recent.values = list(state["recent"])

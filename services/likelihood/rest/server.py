@@ -224,9 +224,13 @@ def create_app(
         return store.alarms(run)
 
     @app.get("/v1/runs/{run}/events", response_model=list[StoredEvent], responses=OF_A_RUN)
-    def events(run: Run, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000) -> Any:
+    def events(
+        run: Run,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+        kind: Annotated[str | None, Query(max_length=100, description="one kind; all if left out")] = None,
+    ) -> Any:
         """The newest events, oldest first."""
-        return store.events(run, limit)
+        return store.events(run, limit, kind)
 
     @app.get("/v1/runs/{run}/steps", responses=OF_A_RUN)
     def steps(

@@ -28,6 +28,8 @@ class NotStored(UserError):
     status = 404
 
 
+EVALUATION = "evaluation"
+"""The kind of event that carries held-out scores (services.likelihood.evaluations)."""
 MONITOR_SPACING = 500
 """Steps between monitor states that are kept for good (the newest is kept besides): a superseded step replays
 at most so many."""
@@ -137,6 +139,10 @@ class LikelihoodStore(Protocol):
 
     def trajectories(self, run: str, step: int) -> list[TrajectoryRecord]: ...
 
+    def trajectory_counts(self, run: str, step: int) -> tuple[int, int]:
+        """How many of them there are, and of how many groups, without reading their actions."""
+        ...
+
     def save_monitor(
         self, run: str, step: int, state: dict[str, Any], alarms: list[dict], phases: Mapping[int, int]
     ) -> None:
@@ -152,8 +158,9 @@ class LikelihoodStore(Protocol):
 
     def put_event(self, run: str, event: EventRecord) -> None: ...
 
-    def events(self, run: str, limit: int = 1000) -> list[dict]:
-        """The newest events, oldest first: step, kind, text, data, time."""
+    def events(self, run: str, limit: int = 1000, kind: str | None = None) -> list[dict]:
+        """The newest events, or those of a kind, oldest first: step, kind, text, data, time. Those of kind
+        EVALUATION are found without reading the others."""
         ...
 
     def put_about(self, run: str, changes: dict[str, Any]) -> None:

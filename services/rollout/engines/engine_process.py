@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import psutil
 
+from services.rollout.engines import vllm_held_outputs
 from services.rollout.engines.owner import OWNER_VARIABLE, end_with
 
 T = TypeVar("T")
@@ -124,6 +125,7 @@ def _belonging() -> Callable[..., None]:
 def _run_engine_core(*args: Any, **kwargs: Any) -> None:
     from vllm.v1.engine.core import EngineCoreProc
 
+    vllm_held_outputs.install()
     # A forked process has the class as `install` left it, a spawned one as vLLM made it.
     getattr(EngineCoreProc, _ORIGINAL, EngineCoreProc.run_engine_core)(*args, **kwargs)
 

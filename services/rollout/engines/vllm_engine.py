@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 FRONT_END = "services.rollout.engines.vllm_front_end"
 """Module of what vLLM's front end does for our requests. It imports vLLM."""
-IDS_ONLY = {"unspiral_ids_only": True}
-"""`extra_args` of requests that the front end treats so."""
+IDS_ONLY = {"unspiral_ids_only": True, "unspiral_hold": True}
+"""`extra_args` of requests that the front end treats so, and whose tokens the engine's process holds back."""
 WORKER_EXTENSION = "services.rollout.engines.vllm_worker_extension"
 """Module of the class that vLLM mixes into its worker."""
 ENVIRONMENT = {

@@ -5,40 +5,24 @@ the one Python thread that all requests of an engine share. Here a token's id al
 stop string; only then are the last few tokens decoded. Log-probs stay numbers. The same requests stop at the
 same tokens, with the same log-probs.
 
-`install` puts two classes in vLLM's place for requests whose `extra_args` hold `MARK`; other requests, and
-stop strings whose last character a tokenizer may spell in another way, go vLLM's own way.
+`install` puts two classes in vLLM's place for requests whose `extra_args` hold the mark of `tag_ids`; other
+requests, and stop strings whose last character a tokenizer may spell in another way, go vLLM's own way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from vllm.v1.engine import output_processor
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.logprobs import LogprobsProcessor
 
+from services.rollout.engines.tag_ids import enders, is_watched
 from services.rollout.worker.tokenizer import decoder_of
 
-MARK = "unspiral_ids_only"
 SPARE_TOKENS = 8
 """Tokens decoded beyond the length of the longest stop string: some have no text."""
-
-
-def is_watched(params: Any) -> bool:
-    """True for a request that is marked and whose stop strings can be told by token ids."""
-    stops = params.stop or []
-    marked = bool(params.extra_args and params.extra_args.get(MARK))
-    return marked and params.include_stop_str_in_output and all("!" <= s[-1] <= "~" for s in stops)
-
-
-@lru_cache(maxsize=8)
-def enders(tokenizer: Any, stops: tuple[str, ...]) -> frozenset[int]:
-    """Ids of tokens whose text may hold the last character of a stop string. Tokenizers spell printable ASCII
-    as it is."""
-    last = {stop[-1] for stop in stops}
-    return frozenset(i for token, i in tokenizer.get_vocab().items() if not last.isdisjoint(token))
 
 
 class TagWatcher(IncrementalDetokenizer):

@@ -4,7 +4,8 @@
 
 Each engine call is given all ids so far, so the ids of turn k are an exact prefix of those of turn k + 1, and
 the engine's prefix cache holds them. What the model wrote is never encoded again: text is decoded only to
-look for tags (Search-R1, arXiv 2503.09516, section 3.2).
+look for tags (Search-R1, arXiv 2503.09516, section 3.2). A template that drops the thoughts of earlier turns
+gives later calls fewer ids (`shown_later`); its trajectories are sampled and scored, and never trained on.
 """
 
 from __future__ import annotations
@@ -130,6 +131,8 @@ async def _sample(
     segments: list[Action | Observation] = []
     finish: FinishReason = "turns"
     following = getattr(template, "following", None)
+    shown_later = getattr(template, "shown_later", None)
+    one_sequence = True
     thinking = _opens_thought(prompt, template)
     # One turn beyond those that may search: the last results must be readable too.
     for turn in range(settings.max_turns + 1):
@@ -145,8 +148,9 @@ async def _sample(
         )
         action = await _act(call, ids, min(settings.max_response_tokens, room))
         segments.append(action)
-        ids += action.token_ids
-        room -= len(action.token_ids)
+        written = len(ids) + len(action.token_ids)
+        ids = [*ids, *action.token_ids] if shown_later is None else shown_later(ids, action.token_ids)
+        room = settings.max_model_tokens - len(ids)
         if action.kind == "answer":
             finish = "answer"
             break
@@ -161,6 +165,7 @@ async def _sample(
             finish = "length"
             break
         segments.append(observation)
+        one_sequence = one_sequence and len(ids) == written
         ids += observation.token_ids
         thinking = _opens_thought(observation.token_ids, template)
     return Trajectory(
@@ -171,6 +176,7 @@ async def _sample(
         segments,
         finish,
         reading=reading_of(template),
+        one_sequence=one_sequence,
     )
 
 

@@ -31,6 +31,8 @@ else:  # numba and FastAPI take seconds, which a mistake in the words need not w
 Say = Callable[[str], None]
 INDEX = "retriever_index"
 """Where a run keeps the index of its corpus."""
+EVAL_INDEX = "eval_retriever_index"
+"""Where it keeps that of its held-out questions, if they have a corpus of their own."""
 MASKED = "***"
 
 
@@ -121,6 +123,9 @@ def retriever_url(source: Named, given: str | None, parts: ExitStack, say: Say) 
         return _served(given, source, parts, say)
     if source.checkpoint is None:
         raise UserError(f"--retriever is missing: {source.name} is a model's folder, which names none")
+    held_out = source.run / EVAL_INDEX if source.run else None
+    if held_out and held_out.is_dir():
+        say(f"the run's held-out questions have an index of their own: --retriever {held_out}")
     if settings.url:
         if MASKED in settings.url:
             raise UserError(

@@ -29,10 +29,12 @@ from trainer.commands.checks.findings import GIB, Finding, judged, status_of
 from trainer.commands.checks.leftovers import find_leftovers
 from trainer.commands.version import version
 from trainer.config.gpus_needed import lack_of_gpus
+from trainer.config.remarks import remarks
 from trainer.config.schema import Config, load_config
 from trainer.data.questions import BadRow, parsed
 from trainer.lab.demo import lab_name
 from trainer.session.gpus import gpus_here
+from trainer.session.preflight import check_index, indexes_of
 
 LOOKED_AT = 1000
 """Rows of a question file that are read."""
@@ -255,6 +257,8 @@ def _questions_of(key: str, value: str, skip_bad: bool) -> Finding:
 def check_config(path: Path, config: Config) -> Iterator[Finding]:
     """The files and services that a configuration names."""
     yield Finding("configuration", "good", str(path))
+    for remark in remarks(config):
+        yield Finding("configuration", "note", remark)
     held_out = config.evaluation.retriever
     files = {
         "data.train": config.data.train,
@@ -272,6 +276,12 @@ def check_config(path: Path, config: Config) -> Iterator[Finding]:
             yield Finding(key, "bad", value, "no such file or folder")
         elif value and key.startswith("data.") and Path(value).exists():
             yield _questions_of(key, value, config.data.skip_bad)
+    for key, folder in indexes_of(config).items():
+        try:
+            check_index(key, folder)
+            yield Finding(key, "good", folder)
+        except UserError as e:
+            yield Finding(key, "bad", folder, str(e))
     if lack := lack_of_gpus(config, gpus_here()):
         # A cluster that is joined has other machines.
         yield Finding("GPUs", "note" if os.environ.get("RAY_ADDRESS") else "bad", *lack)

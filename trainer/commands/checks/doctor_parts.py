@@ -1,5 +1,6 @@
-"""Checks of `unspiral doctor --config`: the parts of the user's own, loaded as a run loads them, and the
-prompts and held-out questions; without a cluster, and without a model that is not here yet."""
+"""Checks of `unspiral doctor --config`: the parts of the user's own, loaded as a run loads them, the reward
+called, and the prompts and held-out questions; without a cluster, and without a model that is not here
+yet."""
 
 from __future__ import annotations
 
@@ -7,17 +8,20 @@ import importlib.util
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
+from services.common.loading.user_code import is_import_path
 from services.contracts import Question
+from trainer.commands.checks.doctor_reward import check_reward
 from trainer.commands.checks.findings import Finding
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.checks.overlap import repeated
 from trainer.data.questions import load_questions, parsed
+from trainer.rewards import Reward
 from trainer.session.own_parts import parts_of
 
 if TYPE_CHECKING:
@@ -36,12 +40,15 @@ def check_parts(config: Config) -> Iterator[Finding]:
     bad = False
     for part in parts_of(config):
         try:
-            part.load()
+            loaded = part.load()
         except UserError as error:
             bad |= part.key == "rollout.template"
             yield Finding(part.key, "bad", part.value, str(error))
         else:
-            yield Finding(part.key, "good", f"{part.value}: loaded")
+            if part.key == "reward.kind" and is_import_path(part.value):
+                yield check_reward(config, cast("Reward", loaded))
+            else:
+                yield Finding(part.key, "good", f"{part.value}: loaded")
     if not bad:
         yield _prompts(config)
 
@@ -58,7 +65,9 @@ def _prompts(config: Config) -> Finding:
         questions = [
             item[1].question for item in islice(parsed(Path(train)), PROMPTS) if isinstance(item, tuple)
         ]
-        preflight.check_prompts("data.train", questions, tokenizer.load_tokenizer(folder), config.rollout)
+        preflight.check_prompts(
+            "data.train", questions, tokenizer.load_tokenizer(folder), config.rollout, trained=True
+        )
     except UserError as error:
         return Finding("prompts", "bad", config.rollout.template, str(error))
     return Finding("prompts", "good", f"made of the first {counted(len(questions), 'question')}")

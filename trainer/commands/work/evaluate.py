@@ -23,6 +23,7 @@ from trainer.learner.checkpoint import export_checkpoint, find
 from trainer.loop.rollouts.held_out import evaluate, with_behaviour
 from trainer.loop.run.system import Serving
 from trainer.rewards import make_reward, right_at
+from trainer.rewards.calls import RewardCalls
 from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.resuming.rules import differing
 from trainer.session.startup import start_serving
@@ -61,6 +62,9 @@ def run_eval(
         say(f"{e}; what it calls right is left out")
         reward = None
 
+    settings = config.reward
+    calls = RewardCalls(reward, settings.kind, settings.timeout_seconds) if reward else None
+
     async def score(model: Path, scratch: Path | None = None) -> dict[str, Any]:
         async with served(config, model, scratch, say) as serving:
             say(f"scoring {counted(len(serving.eval_questions), 'question')}")
@@ -70,8 +74,8 @@ def run_eval(
                 tag="eval",
                 temperature=0.0,
                 seed=config.seed,
-                reward=reward,
-                right_at=right_at(reward, config.reward.right_at),
+                calls=calls,
+                right_at=right_at(reward, settings.right_at),
                 retriever_url=serving.eval_retriever_url,
             )
             if answers is not None:
@@ -98,17 +102,14 @@ async def served(
     config: Config, model: Path, scratch: Path | None, say: Callable[[str], None]
 ) -> AsyncIterator[Serving]:
     """Everything that sampling needs, its workers started. scratch: a folder to remove where Ray dies, which
-    ends the process. Raises Stopped after a signal."""
+    ends the process."""
 
     def ray_has_died(lost: RayLost) -> None:
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
         leave_without_ray(lost)
 
-    async with (
-        signals.cancelled(say),
-        start_serving(config, model, say, lambda event: None) as serving,
-    ):
+    async with start_serving(config, model, say, lambda event: None) as serving:
         with ray_watched(ray_has_died):
             say("starting rollout workers")
             await serving.pool.start()
@@ -122,9 +123,16 @@ def with_weights(
     score: Callable[[Path, Path | None], Coroutine[Any, Any, Scores]],
 ) -> Scores:
     """The result of `score(model, scratch)` on a checkpoint's weights, exported to the folder `scratch`; on
-    model.path without one."""
+    model.path without one. Raises Stopped after a signal, whenever it comes: the folder is removed then."""
+
+    async def heard(model: Path, scratch: Path | None) -> Scores:
+        async with signals.cancelled(say):
+            return await score(model, scratch)
+
     if checkpoint is None:
-        return asyncio.run(score(models.resolve(config.model.path), None))
+        with signals.raised():
+            model = models.resolve(config.model.path)
+        return asyncio.run(heard(model, None))
     with tempfile.TemporaryDirectory(prefix="unspiral-eval-") as folder:
         with signals.raised():
             found = find(checkpoint, config.run_dir)
@@ -132,4 +140,4 @@ def with_weights(
             for line in differing(found, config):
                 say(line)
             export_checkpoint(found, Path(folder) / "model")
-        return asyncio.run(score(Path(folder) / "model", Path(folder)))
+        return asyncio.run(heard(Path(folder) / "model", Path(folder)))

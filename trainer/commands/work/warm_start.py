@@ -48,7 +48,7 @@ from trainer.data import load_questions, models
 from trainer.learner.checkpoint import may_export_to
 from trainer.learner.group import LearnerGroup
 from trainer.rewards import normalize
-from trainer.session.preflight import check_prompts, check_retrievers
+from trainer.session.preflight import check_one_sequence, check_prompts, check_retrievers
 from trainer.session.ray_watch import leave_without_ray, ray_watched
 from trainer.session.startup import connect_ray, leave_ray, retriever_address
 from trainer.session.waits import told
@@ -218,6 +218,18 @@ def train_on(
     return means[0], means[-1]
 
 
+async def write_whole(learner: Any, out: Path, say: Callable[[str], None]) -> None:
+    """Write the policy to its end, also where a signal cancels the task meanwhile: half a model would be left
+    behind, and what was taught be lost for the sake of some seconds."""
+    writing = asyncio.ensure_future(asyncio.to_thread(learner.export_hf, out))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await writing
+        say(f"written to {out}")
+        raise
+
+
 def run_warm_start(
     config: Config,
     out: Path,
@@ -232,24 +244,26 @@ def run_warm_start(
     """Compose, train, and write the policy to `out` as a Hugging Face folder. Returns what was done.
     trajectories: a run, whose right trajectories take the place of composed demonstrations.
 
-    Raises UserError, and what a run's start raises.
+    Raises UserError, Stopped after a signal, and what a run's start raises.
     """
     if not may_export_to(out):
         raise UserError(f"--out {out}: exists and is no earlier export; give a new folder")
     if trajectories is None:
         check_retrievers(config)
-    model = models.resolve(config.model.path)
-    rows = load_questions(models.resolve_file(config.data.train), skip_bad=config.data.skip_bad).rows
-    tokenizer = load_tokenizer(model)
-    template = make_template(config.rollout.template, tokenizer, config.rollout)
-    encoder = TextEncoder(tokenizer)
     recorded: list[Trajectory] = []
     chosen: list[Question] = []
-    if trajectories is not None:
-        recorded = right_trajectories(trajectories, rows, template, encoder, config.rollout, say)
-    else:
-        chosen = random.Random(config.seed).sample(rows, min(questions, len(rows)))
-        check_prompts("data.train", chosen, tokenizer, config.rollout)
+    with signals.raised():
+        model = models.resolve(config.model.path)
+        rows = load_questions(models.resolve_file(config.data.train), skip_bad=config.data.skip_bad).rows
+        tokenizer = load_tokenizer(model)
+        template = make_template(config.rollout.template, tokenizer, config.rollout)
+        check_one_sequence(template, config.rollout)
+        encoder = TextEncoder(tokenizer)
+        if trajectories is not None:
+            recorded = right_trajectories(trajectories, rows, template, encoder, config.rollout, say)
+        else:
+            chosen = random.Random(config.seed).sample(rows, min(questions, len(rows)))
+            check_prompts("data.train", chosen, tokenizer, config.rollout)
 
     async def composed(stack: AsyncExitStack) -> list[Trajectory]:
         url = await retriever_address(config.retriever, "retriever", config, stack, say)
@@ -280,7 +294,7 @@ def run_warm_start(
             first, last = await asyncio.to_thread(
                 train_on, learner, demonstrations, batch=batch, epochs=epochs, seed=config.seed, say=say
             )
-            await asyncio.to_thread(learner.export_hf, out)
+            await write_whole(learner, out, say)
             return {
                 "demonstrations": len(demonstrations),
                 "steps": steps,

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from services.likelihood.evaluations import evaluation_event
+from services.likelihood.records import EventRecord
 from trainer.loop.rollouts.held_out import evaluate
 from trainer.loop.rollouts.sampling import BatchSampler
 from trainer.loop.run import sources
@@ -28,8 +29,10 @@ class Evaluations:
         stop: StopRequests,
         clock: StepClock,
         sync: Callable[[], Awaitable[Any]],
+        post: Callable[[EventRecord], None],
     ) -> None:
-        """sync: sends the weights in force to the workers, for those that join in mid-evaluation."""
+        """sync: sends the weights in force to the workers, for those that join in mid-evaluation. post: takes
+        the event of each evaluation."""
         self.state = state
         self.system = state.system
         self.config = state.config
@@ -38,6 +41,7 @@ class Evaluations:
         self.stop = stop
         self.clock = clock
         self.sync = sync
+        self.post = post
 
     def due(self) -> bool:
         """Whether held-out questions are asked after this step; the last one has an evaluation anyway."""
@@ -80,7 +84,7 @@ class Evaluations:
             tag=f"{tag}-{mode}",
             temperature=0.0 if mode == "greedy" else self.config.rollout.temperature,
             seed=self.config.seed,
-            reward=self.sampler.reward,
+            calls=self.sampler.calls,
             right_at=self.sampler.right_at,
             retriever_url=self.system.eval_retriever_url,
         )
@@ -96,6 +100,5 @@ class Evaluations:
         self.system.folder.event("evaluation", step=step, tag=tag, mode=mode, **by_source, **scores)
         # At once: the line of the next step repeats the scores, and after the last step there is none.
         metrics = sources.score_metrics(kept, mode)
-        event = evaluation_event(step, self.state.attempt, tag, mode, scores["overall"], metrics)
-        self.system.store.post_event(self.config.run.name, event)
+        self.post(evaluation_event(step, self.state.attempt, tag, mode, scores["overall"], metrics))
         self.progress.evaluation(tag, mode, scores)

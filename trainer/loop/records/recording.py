@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,9 +113,10 @@ class Recorder:
         self.rewards.clear()
         self.microscope.begin_attempt()
 
-    def step(self, result: StepResult, metrics: dict[str, Any]) -> PhaseState:
+    def step(self, result: StepResult, metrics: dict[str, Any], repeated: Mapping[str, float]) -> PhaseState:
         """Name the phase, write the run's files, and give the store its copy, which it takes in the
-        background. metrics: `result.metrics()`."""
+        background. metrics: `result.metrics()`. repeated: those of them that are scores of the weights which
+        the step began with; trackers have them already."""
         folder = self.system.folder
         numbers: dict[str, float | None] = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
         state = self.monitor.update(numbers)
@@ -123,10 +125,15 @@ class Recorder:
             folder.event("alarm", at_step=result.step, **alarm.as_dict())
         self.rewards.append(finite_or_none(metrics.get("reward/mean")))
         folder.metrics(metrics)
-        self.tracking.step(metrics)
+        self.tracking.step({name: value for name, value in metrics.items() if name not in repeated})
         self._store(result, numbers, [alarm.rule for alarm in state.active])
         self.progress.step(metrics, state.alarms, state.active)
         return state
+
+    def evaluation(self, event: EventRecord) -> None:
+        """The scores of an evaluation, when it is made: to the store and the trackers."""
+        self.system.store.post_event(self.system.config.run.name, event)
+        self.tracking.step({**event.data["metrics"], "step": max(event.step, 1)})  # as the curves show them
 
     def close(self) -> None:
         """Hand over what the trackers have not got, and watch the machine no further."""

@@ -33,7 +33,7 @@ class Tracking:
         self._mirroring = Mirroring([Told(mirror, key, say) for key, mirror in mirrors]) if mirrors else None
 
     def step(self, metrics: dict[str, Any]) -> None:
-        """One line of metrics.jsonl."""
+        """One line of metrics.jsonl, or the scores of an evaluation with their step."""
         if self._mirroring is None:
             return
         numbers = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,20 @@ from services.contracts import Question, Trajectory, TrajectoryRequest
 from services.likelihood.metrics.verdicts import is_right, known_rewards
 from services.rollout.pool.pool import RolloutPool
 from trainer.loop.rollouts.sampling import seed_of
-from trainer.rewards import Reward, final_answer, make_reward
+from trainer.rewards import final_answer, make_reward
+from trainer.rewards.calls import RewardCalls
 
 
-def scores_of(trajectories: list[Trajectory], reward: Reward | None, right_at: float) -> dict[str, Any]:
-    """`{"overall": {"em", "f1", "right", "n"}, "sources": {name: the same}}`. right: share of those with a
-    reward that earned at least `right_at`."""
-    scores = {"em": make_reward("em"), "f1": make_reward("f1"), "right": reward or _unknown}
+def scores_of(
+    trajectories: list[Trajectory], rewards: Sequence[float | None], right_at: float
+) -> dict[str, Any]:
+    """`{"overall": {"em", "f1", "right", "n"}, "sources": {name: the same}}`. rewards: one per trajectory,
+    NaN or None where there is none. right: share of those with a reward that earned at least `right_at`."""
+    em_of = make_reward("em")
+    f1_of = make_reward("f1")
     by_source: dict[str, list[list[float | None]]] = defaultdict(list)
-    for t in trajectories:
-        by_source[t.question.data_source].append([score(t) for score in scores.values()])
+    for t, reward in zip(trajectories, rewards, strict=True):
+        by_source[t.question.data_source].append([em_of(t), f1_of(t), reward])
 
     def mean(rows: list[list[float | None]]) -> dict[str, float]:
         em, f1, rewards = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
@@ -57,10 +61,6 @@ def with_behaviour(scores: dict[str, Any], trajectories: Iterable[Trajectory]) -
     }
 
 
-def _unknown(trajectory: Trajectory) -> None:
-    """Of a reward function that is not there."""
-
-
 async def evaluate(
     pool: RolloutPool,
     questions: list[Question],
@@ -68,16 +68,18 @@ async def evaluate(
     tag: str,
     temperature: float,
     seed: int,
-    reward: Reward | None,
+    calls: RewardCalls | None,
     right_at: float,
     retriever_url: str | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> tuple[dict[str, Any], list[Trajectory]]:
     """One trajectory for each question (temperature 0 is greedy): their `scores_of`, and the trajectories.
-    right_at: the least reward of a right answer (`trainer.rewards.right_at`)."""
+    calls: of the reward function, None where it is not there. right_at: the least reward of a right answer
+    (`trainer.rewards.right_at`)."""
     requests = []
     for i, question in enumerate(questions):
         uid = f"eval-{tag}-{i:06d}"
         requests.append(TrajectoryRequest(uid, uid, question, seed_of(seed, uid), temperature, retriever_url))
     trajectories = await pool.rollout(requests, on_done=on_done)
-    return await asyncio.to_thread(scores_of, trajectories, reward, right_at), trajectories
+    rewards = await calls.of(trajectories) if calls else [None] * len(trajectories)
+    return await asyncio.to_thread(scores_of, trajectories, rewards, right_at), trajectories

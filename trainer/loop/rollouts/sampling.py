@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +20,7 @@ from trainer.algorithms import overlong_penalty, zero_variance
 from trainer.config.schema import Config
 from trainer.data import PromptCursor
 from trainer.rewards import Reward, make_reward, right_at
+from trainer.rewards.calls import RewardCalls
 
 
 def seed_of(run_seed: int, uid: str) -> int:
@@ -83,8 +82,7 @@ class BatchSampler:
         self.cursor = cursor
         self.reward = reward
         self.exact = make_reward("em")
-        self._scoring = ThreadPoolExecutor(1, "rewards")
-        """A user's reward may take long over a batch, and need not be made for several threads."""
+        self.calls = RewardCalls(reward, config.reward.kind, config.reward.timeout_seconds)
         self.right_at = right_at(reward, config.reward.right_at)
         self.right_said = (
             ":" not in config.reward.kind or config.reward.right_at is not None or hasattr(reward, "right_at")
@@ -165,19 +163,9 @@ class BatchSampler:
     async def earned(self, trajectories: list[Trajectory]) -> list[float]:
         """What the reward function gives each trajectory, beside the event loop: it alone says what is right.
         NaN where it returned None."""
-
-        def score() -> list[float]:
-            return [self.reward_of(t) for t in trajectories]
-
-        return await asyncio.get_running_loop().run_in_executor(self._scoring, score)
-
-    def reward_of(self, trajectory: Trajectory) -> float:
-        """What the reward function gives one trajectory."""
-        value = self.reward(trajectory)
-        value = float("nan") if value is None else float(value)
-        if math.isfinite(value):
-            self.highest = max(self.highest, value)
-        return value
+        rewards = await self.calls.of(trajectories)
+        self.highest = max([self.highest, *filter(math.isfinite, rewards)])
+        return rewards
 
     def length_penalty(self, trajectory: Trajectory) -> float:
         """What DAPO takes off the reward for length, at least 0; 0 where that is off."""

@@ -3,6 +3,7 @@ object."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -55,5 +56,7 @@ class System(Serving):
     store: LikelihoodClient
     learner: LearnerGroup
     reward: Reward
+    metrics: Mapping[str, Callable[..., Any]]
+    """The functions of `trainer.metrics`, by their paths."""
     identity: dict[str, Any]
     """What each checkpoint keeps of the run: `trainer.session.resuming.rules.identity_of`."""

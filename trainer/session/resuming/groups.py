@@ -188,6 +188,7 @@ GROUPS = (
             "store.trajectory_groups",
             "store.trajectory_steps",
             "store.probe_trajectories",
+            "reward.timeout_seconds",
             *_keys("tracking", "wandb", "tensorboard", "mlflow"),
             "control.enabled",
             "control.host",

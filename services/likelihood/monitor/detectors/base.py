@@ -17,6 +17,8 @@ from services.settings import MonitorRules
 Metrics = Mapping[str, Any]
 CAP = 2.0
 """Most that one value counts, in distances from baseline to threshold: one wild value makes no alarm."""
+CREEP = 2.0
+"""Distances to its limit that a metric may get from its first usual level, however slowly."""
 LEAVE = 0.7
 """An alarm ends below this share of the distance from baseline to threshold."""
 
@@ -153,28 +155,74 @@ class Channel:
             return
         value = float(f"{value:.6g}")  # the state is written at every step: half of its digits say nothing
         self.values.add(value)
-        limit = self.threshold(self.baseline) if self.baseline.ready and judged else None
-        if limit is not None:
-            usual = self.baseline.median
-            # 0 at the usual level and 1 at the threshold: one scale for metrics that are bad above it and for
-            # those that are bad below. Capped, or one wild value would fill the mean of its whole window.
-            way = 0.0 if excused or limit == usual else (value - usual) / (limit - usual)
-            self.watch.update(step, max(-CAP, min(CAP, way)))
+        ways = [] if not self.baseline.ready or not judged else self._ways(value)
+        if ways:
+            # Capped, or one wild value would fill the mean of its whole window.
+            self.watch.update(step, 0.0 if excused else max(-CAP, min(CAP, max(ways))))
         # While the alarm stands, the level that it complains of must not become the usual one.
         self.baseline.add(value, may_renew=not self.watch.active)
+
+    def _ways(self, value: float) -> list[float]:
+        """How far the value is on the way from each usual level, 0, to the limit that is judged by there, 1:
+        one scale for metrics that are bad above it and for those that are bad below. Empty where the rule
+        says nothing."""
+        return [
+            0.0 if limit == usual else (value - usual) / (limit - usual) for usual, limit in self._levels()
+        ]
+
+    def _levels(self) -> list[tuple[float, float]]:
+        """Usual level and limit: of now, and of the first usual level.
+
+        A level that is held becomes the usual one, so a change that is slow enough would go on for ever
+        without an alarm. So the first one is kept: the metric may not get CREEP times as far from it as its
+        limit is, and where the level of now leaves the rule nothing to say, the first one's limit holds."""
+        now = self.threshold(self.baseline)
+        levels = [] if now is None else [(self.baseline.median, now)]
+        first = self.baseline.before()
+        limit = self.threshold(first) if first else None
+        if first is None or limit is None:
+            return levels
+        usual = first.median
+        if now is not None:
+            creep = usual + CREEP * (limit - usual)
+            # What cannot fall below 0 may not get CREEP times as far: the same ratio again stands for it.
+            limit = max(creep, limit * limit / usual) if 0 < limit < usual else creep
+        return [*levels, (usual, limit)]
 
     @property
     def far(self) -> bool:
         return (self.watch.mean or 0.0) > 0.75 * CAP
 
+    def judged_by(self) -> tuple[float, float | None]:
+        """The usual level and the limit that the last values are furthest on the way to."""
+        value = self.values.mean
+        levels = self._levels()
+        if not levels or value is None:
+            return self.baseline.median, None
+        ways = self._ways(value)
+        return levels[ways.index(max(ways))]
+
     def seen(self) -> str:
-        limit = self.threshold(self.baseline)
+        usual, limit = self.judged_by()
         return self.words.format(
             value=self.values.mean,
-            threshold=self.baseline.median if limit is None else limit,
-            usual=self.baseline.median,
+            threshold=usual if limit is None else limit,
+            usual=usual,
             window=self.values.size,
         )
+
+    def doubt(self) -> str | None:
+        """Why the metric's values could not be judged; None where they were."""
+        counted = self.baseline.warmup + self.baseline.window.size
+        if not self.baseline.ready:
+            return f"{self.baseline.seen} values, and its usual level takes {counted}"
+        if not self._levels():
+            return f"the rule says nothing where it is usually {self.baseline.median:.3g}"
+        if not self.watch.window.full:
+            after = len(self.baseline.recent.values)
+            few = after < self.values.size
+            return f"{after} values after its usual level, and {self.values.size} are needed" if few else None
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -217,7 +265,7 @@ class FromBaseline(Rising):
     def describe(self, step: int) -> Alarm:
         found = self.active()
         assert found is not None  # `stands` was true
-        limit = found.threshold(found.baseline)
+        _, limit = found.judged_by()
         return self.raised(step, found.metric, found.watch.since, found.seen(), found.values.mean, limit)
 
     def state(self) -> dict[str, Any]:
@@ -250,8 +298,8 @@ class WhileRewardHolds(FromBaseline):
 
 
 class RewardHolds:
-    """Whether the mean reward is near its best so far: SHARE of it, less SLACK for the noise of low rewards.
-    A run without rewards holds."""
+    """Whether the mean reward is near its best so far: below it by at most what SHARE leaves of its size, and
+    SLACK for the noise of low rewards. A run without rewards holds."""
 
     SHARE = 0.8
     SLACK = 0.05
@@ -267,7 +315,7 @@ class RewardHolds:
         if mean is None:
             return True
         self.best = mean if self.best is None else max(self.best, mean)
-        return mean >= self.SHARE * self.best - self.SLACK
+        return mean >= self.best - (1 - self.SHARE) * abs(self.best) - self.SLACK
 
     def state_dict(self) -> dict[str, Any]:
         return {"reward": self.window.values, "best_reward": self.best}

@@ -26,7 +26,7 @@
     retrieval: ["retrieval/empty", "retrieval/repeated", "retrieval/errors"],
     garbage: ["text/repetition", "text/non_words", "reward/mean"],
     control_tokens: ["logp/control", "probe/control"],
-    reward_gap: ["eval/em_greedy", "eval/em_sampled", "reward/mean"],
+    reward_gap: ["eval/em_greedy", "eval/em_sampled", "reward/mean", "reward/right", "reward/em"],
     silent_llds: ["llds/active_tokens", "llds/lambda", "llds/min_drop", "llds/largest_drop", "learner/optimiser_steps", "groups/zero_variance"],
   };
 

@@ -87,7 +87,8 @@
     $("status").className = "status live";
     $("status").replaceChildren(node("span", {}, run));
     document.title = `${run}: a prompt through time`;
-    draw(chosen.token);
+    // A token that was pressed while the steps were read stays pressed.
+    draw(view.pointed === null ? chosen.token : String(view.pointed));
     view.ready = true;
     remember();
   }

@@ -17,7 +17,8 @@ Keys, all below `unspiral:`
     RUN:prompts                   hash: step -> JSON of prompt, group and probe (samples.py)
     RUN:facts                     hash: about, labels -> JSON (facts.py)
     RUN:monitor                   hash: step -> state;  RUN:alarms  JSON
-    RUN:events                    stream
+    RUN:events                    stream;  RUN:evaluations  stream of those of that kind (events.py)
+    RUN:events_sorted             1 once the evaluations of the first stream are in the second one
 A step is written in one MULTI under WATCH, so that several services may share a Redis. Aggregates stay for
 ever; Redis must append to disk (`appendonly yes`) and must not evict.
 """
@@ -39,7 +40,6 @@ from services.common.errors import EnvironmentLacks, UserError
 from services.likelihood.metrics.step_metrics import record_metrics
 from services.likelihood.monitor.alarms import renamed
 from services.likelihood.records import (
-    EventRecord,
     RunInfo,
     StepReceipt,
     StepRecord,
@@ -56,13 +56,13 @@ from services.likelihood.store.base import (
     refuse_overfull,
     superseded_error,
 )
+from services.likelihood.store.redis.events import RedisEvents
 from services.likelihood.store.redis.facts import RedisFacts, labels_of
 from services.likelihood.store.redis.samples import RedisSamples
 from services.likelihood.store.redis.values import NAN_BITS, decoded, pack, unpack
 
 log = logging.getLogger("unspiral.likelihood")
 PREFIX = "unspiral"
-EVENTS_KEPT = 10_000
 DAY = 86_400
 Client = Any
 Pipeline = Any
@@ -83,7 +83,7 @@ class Replaced:
     """Steps whose trajectories token by token go."""
 
 
-class RedisStore(RedisSamples, RedisFacts):
+class RedisStore(RedisSamples, RedisFacts, RedisEvents):
     """See LikelihoodStore. Raises EnvironmentLacks if the server does not answer at the start."""
 
     def __init__(
@@ -155,6 +155,7 @@ class RedisStore(RedisSamples, RedisFacts):
                 "posted": posted,
                 "derived": derived,
                 "trajectories": (old["trajectories"] if old else 0) + len(new),
+                "groups": len({t.group for t in everything}),
             }
             pipe.multi()
             self._replace(pipe, run, step, record.attempt, gone)
@@ -205,15 +206,6 @@ class RedisStore(RedisSamples, RedisFacts):
                 for s, code in phases.items():
                     self._set_values(pipe, run, s, {"phase": float(code)})
                 pipe.execute()
-
-    def put_event(self, run: str, event: EventRecord) -> None:
-        check_run_name(run)
-        fields = {**event.model_dump(), "data": orjson.dumps(event.data), "time": time.time()}
-        with self._talking(), self._redis.pipeline() as pipe:
-            self._touch(pipe, run)
-            # Approximately: Redis then drops whole nodes of the stream, which costs it next to nothing.
-            pipe.xadd(self._keys(run)("events"), fields, maxlen=EVENTS_KEPT, approximate=True)
-            pipe.execute()
 
     def _enter(self, pipe: Pipeline, run: str, step: int, attempt: int) -> Replaced:
         """What of lower attempts this write replaces. Raises `superseded_error`."""
@@ -358,6 +350,7 @@ class RedisStore(RedisSamples, RedisFacts):
             if raw:  # otherwise superseded between the two reads
                 body = orjson.loads(raw)
                 metrics = {**body.pop("derived"), **body.pop("posted")}
+                body.pop("groups", None)
                 out.append(StoredStep(step=step, metrics=metrics, **body))
         return out
 
@@ -366,6 +359,16 @@ class RedisStore(RedisSamples, RedisFacts):
             self._known(run)
             held = self._redis.hgetall(self._keys(run)("trajectories", step))
         return [unpack(u, held[u]) for u in sorted(held)]
+
+    def trajectory_counts(self, run: str, step: int) -> tuple[int, int]:
+        at = self._keys(run)
+        with self._talking():
+            self._known(run)
+            count = self._redis.hlen(at("trajectories", step))
+            body = orjson.loads(self._redis.hget(at("steps"), step) or b"{}")
+        if not count or "groups" in body:
+            return count, body.get("groups", 0) if count else 0
+        return count, len({t.group for t in self.trajectories(run, step)})  # posted to an earlier version
 
     def load_monitor(self, run: str, before: int) -> tuple[int, dict[str, Any]] | None:
         at = self._keys(run)
@@ -379,21 +382,6 @@ class RedisStore(RedisSamples, RedisFacts):
             self._known(run)
             body: bytes | None = self._redis.get(self._keys(run)("alarms"))
         return [renamed(alarm) for alarm in orjson.loads(body or b"[]")]
-
-    def events(self, run: str, limit: int = 1000) -> list[dict]:
-        with self._talking():
-            self._known(run)
-            entries = self._redis.xrevrange(self._keys(run)("events"), count=limit)
-        return [
-            {
-                "step": int(e[b"step"]),
-                "kind": e[b"kind"].decode(),
-                "text": e[b"text"].decode(),
-                "data": orjson.loads(e[b"data"]),
-                "time": float(e[b"time"]),
-            }
-            for _, e in reversed(entries)
-        ]
 
     def delete_trajectories(self, run: str, below: int) -> int:
         at = self._keys(run)

@@ -3,8 +3,8 @@
 Tables: `step` holds what was posted and what was worked out of it, `trajectory` one row per trajectory with
 its actions packed, `chunk` the metric curves (services.likelihood.store.series), `tokens` the npz bodies of
 the newest steps, `sample` the trajectories that are kept token by token (samples.py),
-`run_facts` what a run says of itself and what people call it (facts.py). Readers never
-wait for writers.
+`run_facts` what a run says of itself and what people call it (facts.py), `event` what happened (events.py).
+Readers never wait for writers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from services.likelihood.microscope.packing import packed, unpacked, unpacked_he
 from services.likelihood.microscope.record import SampledTrajectory
 from services.likelihood.monitor.alarms import renamed
 from services.likelihood.records import (
-    EventRecord,
     RunInfo,
     StepReceipt,
     StepRecord,
@@ -44,6 +43,7 @@ from services.likelihood.store.base import (
 )
 from services.likelihood.store.kept_samples import steps_to_drop
 from services.likelihood.store.sqlite import facts, samples
+from services.likelihood.store.sqlite.events import SQLiteEvents, add_index
 from services.likelihood.store.sqlite.file import SQLiteFile
 from services.likelihood.store.sqlite.prompts import SQLitePrompts
 
@@ -74,7 +74,7 @@ TABLES_OF_A_RUN = (
 )
 
 
-class SQLiteStore(facts.SQLiteFacts, SQLitePrompts):
+class SQLiteStore(facts.SQLiteFacts, SQLiteEvents, SQLitePrompts):
     """See LikelihoodStore. `path` is made, with its folder, if it is not there."""
 
     def __init__(self, path: str | Path, token_steps: int = 8, sample_steps: int = SAMPLE_STEPS):
@@ -92,6 +92,7 @@ class SQLiteStore(facts.SQLiteFacts, SQLitePrompts):
                 db.execute("ALTER TABLE trajectory ADD COLUMN is_right INTEGER")
             samples.add_tables(db)
             facts.add_table(db)
+            add_index(db)
 
     # ---- writing
 
@@ -186,12 +187,6 @@ class SQLiteStore(facts.SQLiteFacts, SQLitePrompts):
             )
             for at, code in phases.items():
                 self._set_values(db, run_id, at, {"phase": float(code)})
-
-    def put_event(self, run: str, event: EventRecord) -> None:
-        with self._file.writing() as db:
-            run_id = self._touch(db, run)
-            values = (run_id, event.step, event.kind, event.text, orjson.dumps(event.data), time.time())
-            db.execute("INSERT INTO event (run, step, kind, text, data, time) VALUES (?,?,?,?,?,?)", values)
 
     def delete_trajectories(self, run: str, below: int) -> int:
         with self._file.writing() as db:
@@ -381,6 +376,14 @@ class SQLiteStore(facts.SQLiteFacts, SQLitePrompts):
         with self._file.reading() as db:
             return self._trajectories(db, self._id(db, run), step)
 
+    def trajectory_counts(self, run: str, step: int) -> tuple[int, int]:
+        with self._file.reading() as db:
+            count, groups = db.execute(
+                "SELECT count(*), count(DISTINCT grp) FROM trajectory WHERE run=? AND step=?",
+                (self._id(db, run), step),
+            ).fetchone()
+        return count, groups
+
     def sample_heads(self, run: str, step: int) -> list[SampleHead]:
         with self._file.reading() as db:
             return [unpacked_head(head) for head in samples.heads(db, self._id(db, run), step)]
@@ -404,17 +407,6 @@ class SQLiteStore(facts.SQLiteFacts, SQLitePrompts):
     def alarms(self, run: str) -> list[dict]:
         with self._file.reading() as db:
             return self._alarms(db, self._id(db, run))
-
-    def events(self, run: str, limit: int = 1000) -> list[dict]:
-        with self._file.reading() as db:
-            rows = db.execute(
-                "SELECT step, kind, text, data, time FROM event WHERE run=? ORDER BY id DESC LIMIT ?",
-                (self._id(db, run), limit),
-            ).fetchall()
-        return [
-            {"step": s, "kind": k, "text": t, "data": orjson.loads(d), "time": at}
-            for s, k, t, d, at in reversed(rows)
-        ]
 
     def ping(self) -> None:
         with self._file.reading() as db:

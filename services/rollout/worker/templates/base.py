@@ -49,8 +49,9 @@ class Template(Protocol):
     A template may also have `reading`, `ends` and `result_ids`, as `TagTemplate` has. Without `reading`
     rewards read the tags as `innermost`; without `ends` each stop string ends an action; `result_ids` is
     needed where `rollout.tools` names a tool. One whose observations end the model's turn may have
-    `following`, and one whose actions are not `<search>` and `<answer>` tags `written`, as
-    `ToolCallTemplate` has. Nothing else of a template is used.
+    `following`, one whose actions are not `<search>` and `<answer>` tags `written`, and one that shows less
+    of an earlier turn than was written `drops_thoughts` and `shown_later`, as `ToolCallTemplate` has. Nothing
+    else of a template is used.
     """
 
     stop: tuple[str, ...]

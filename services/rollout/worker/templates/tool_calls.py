@@ -10,7 +10,7 @@ The answer stands in `<answer>...</answer>`, as in every template, since that is
 
 The chat template is rendered once, with places that are filled in later. A whole conversation is never
 rendered again, so what the model wrote keeps its tokens, and the ids of turn k are a prefix of those of
-turn k + 1.
+turn k + 1, unless the family drops the thoughts of earlier turns (`thoughts.py`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from services.rollout.worker.plain_text import Outside
 from services.rollout.worker.tags import last_answer, outside_thoughts
 from services.rollout.worker.templates.base import ParsedAction, TagTemplate
 from services.rollout.worker.templates.search_r1 import in_chat, numbered, rendered
+from services.rollout.worker.templates.thoughts import Dropping, dropping
 
 if TYPE_CHECKING:
     from retriever_service.client import Hit
@@ -64,7 +65,6 @@ INVALID = (
 )
 """The result of a call that is none. A user's turn would not do: families drop the thoughts before one."""
 NOTHING_FOUND = "No passage was found."
-THOUGHT = "UNSPIRALTHOUGHT"
 WRITTEN = "UNSPIRALWRITTENTEXT"
 QUESTION = "UNSPIRALQUESTION"
 RESULT = "UNSPIRALRESULT"
@@ -76,7 +76,8 @@ _QUOTED = '\n"'
 
 class ToolCallTemplate(TagTemplate, ABC):
     """A search tool in the tokenizer's own chat template. Raises UserError for a chat template that shows no
-    tools, and for one that drops earlier thoughts while `rollout.thoughts` is `family`."""
+    tools, and, while `rollout.thoughts` is `family`, for one that drops some earlier thoughts and leaves
+    others."""
 
     tags = (*TagTemplate.tags, "tool_call", "tool_response")
     reads_prompts = False
@@ -104,7 +105,13 @@ class ToolCallTemplate(TagTemplate, ABC):
         self.turn_end = self.decode([i for i in self._head[:1] if i in self._ends])
         """The control token with which the family ends a turn; empty where it has none."""
         self._refuse_other_calls()
-        self._refuse_dropped_thoughts()
+        self._dropping = self._drops() if settings.thoughts == "family" else None
+        self._opener = self.encode(self._dropping.opener) if self._dropping else []
+        if self._opener and self._tail[-len(self._opener) :] != self._opener:
+            raise UserError(
+                f"{self._where}: the tokenizer joins the text with which the chat template opens a thought "
+                "to the text before it, so that it cannot be dropped; accepted is rollout.thoughts=keep"
+            )
 
     def _around_a_result(self, tokenizer: Any) -> tuple[str, str]:
         """The text between the model's own and a result, and from there to where the model goes on."""
@@ -129,13 +136,25 @@ class ToolCallTemplate(TagTemplate, ABC):
                 "not read; accepted is rollout.template=search_r1, or a template of your own"
             )
 
-    def _refuse_dropped_thoughts(self) -> None:
-        if self.settings.thoughts == "family" and drops_thoughts(self.tokenizer):
-            raise UserError(
-                f"{self._where}: the model's chat template drops the thoughts of earlier turns, so that the "
-                "tokens of a turn are no prefix of those of the next, and a trajectory is no one sequence to "
-                "train on; accepted is rollout.thoughts=keep, which leaves them in"
-            )
+    def _drops(self) -> Dropping | None:
+        try:
+            return dropping(self.tokenizer, TOOLS, TOOL)
+        except UserError as e:
+            raise UserError(f"{self._where}: {e}; accepted is rollout.thoughts=keep") from None
+
+    @property
+    def drops_thoughts(self) -> bool:
+        """Whether a turn is shown without the thoughts of earlier ones: then trajectories with more than one
+        turn are no one sequence to train on."""
+        return self._dropping is not None
+
+    def shown_later(self, before: Sequence[int], action_ids: Sequence[int]) -> list[int]:
+        """What a later turn is shown of a context and the action that followed it."""
+        if self._dropping is None:
+            return [*before, *action_ids]
+        opened = len(self._opener)
+        begun = before[:-opened] if opened and list(before[-opened:]) == self._opener else before
+        return [*begun, *self._dropping.left(action_ids, self.decode, self.encode)]
 
     def prompt_ids(self, question: Question) -> list[int]:
         """One user turn. The prompt of a data file is left out: it asks for other tags."""
@@ -242,13 +261,6 @@ def call_shown(tokenizer: Any) -> str:
     except (TypeError, TemplateError):  # it takes calls of another shape than most
         return ""
     return shown.rpartition(QUESTION)[2]
-
-
-def drops_thoughts(tokenizer: Any) -> bool:
-    """Whether the chat template leaves the thoughts of an earlier turn out, after the result of a tool."""
-    written = f"<think>\n{THOUGHT}\n</think>\n\n{WRITTEN}"
-    shown = rendered(tokenizer, [*_asked(), *_called(written, RESULT)], TOOLS)
-    return WRITTEN in shown and THOUGHT not in shown
 
 
 def _asked() -> list[dict[str, str]]:

@@ -27,27 +27,57 @@ class Collapse(Rising):
         self.best: float | None = None
         self.first: float | None = None
         """The first mean of a full window."""
+        self.lowest: float | None = None
+        """The lowest mean."""
+        self.floor = 0.0
+        """The lowest mean from before the best one."""
+        self.recent = Window(2 * rules.baseline_steps)
+        """Single rewards, for their noise."""
         self.low = 0
         """Steps running with a low mean."""
         self.low_since: int | None = None
 
     def read(self, step: int, metrics: Metrics) -> None:
-        added = self.window.add(number(metrics.get("reward/mean")))
+        reward = number(metrics.get("reward/mean"))
+        added = self.window.add(reward)
+        self.recent.add(reward)
         mean = self.window.full_mean
         if not added or mean is None:
             return
-        r = self.rules
         self.first = mean if self.first is None else self.first
-        self.best = mean if self.best is None else max(self.best, mean)
-        if self.best >= r.reward_floor and mean < r.collapse_share * self.best:
+        self.lowest = mean if self.lowest is None else min(self.lowest, mean)
+        if self.best is None or mean > self.best:
+            self.best = mean
+            self.floor = self.lowest
+        share = self.rules.collapse_share
+        limit = self._above_zero(share)
+        if limit is not None and mean < limit:
             self.low_since = step if self.low == 0 else self.low_since
             self.low += 1
-        elif not self.stands() or mean > (r.collapse_share + self.RISE) * self.best:
+            return
+        end = self._above_zero(share + self.RISE)
+        if not self.stands() or end is None or mean > end:
             self.low = 0
 
     @property
-    def rewards_seen(self) -> bool:
-        return self.window.full
+    def zero(self) -> float:
+        """What counts as no reward: 0, or where rewards are negative the level that the run rose from. A run
+        whose rewards were below 0 from the start, and did not rise, has lost them at 1 / `collapse_share`
+        times its best, as one with positive rewards at `collapse_share` times it."""
+        best = self.best or 0.0
+        share = self.rules.collapse_share
+        return min(0.0, self.floor, best * (1 + share) / share)
+
+    def _above_zero(self, share: float) -> float | None:
+        """A share of the way up to the best mean. None where there is no reward to lose, or none that its
+        noise can be told from: negative rewards may have any size."""
+        way = (self.best or 0.0) - self.zero
+        if way < self.rules.reward_floor:
+            return None
+        below = self.zero < 0 or min(self.recent.values) < 0
+        if below and way < self.rules.baseline_mads * self.recent.noise:
+            return None
+        return self.zero + share * way
 
     @property
     def reward_holds(self) -> bool:
@@ -55,7 +85,8 @@ class Collapse(Rising):
         mean = self.window.full_mean
         if mean is None or self.best is None or self.first is None:
             return False
-        return mean >= self.rules.hold_share * self.best and mean > self.first
+        below = (1 - self.rules.hold_share) * abs(self.best)
+        return mean >= self.best - below and mean > self.first
 
     def stands(self) -> bool:
         return self.low >= self.rules.reward_window
@@ -64,14 +95,20 @@ class Collapse(Rising):
         share = self.rules.collapse_share
         best = self.best or 0.0
         value = self.window.mean
-        seen = f"mean reward {value:.3f} is under {share:.0%} of its best, {best:.3f}, for {self.low} steps"
-        return self.raised(step, "reward/mean", self.low_since, seen, value, share * best)
+        way = f"{share:.0%} of its best, {best:.3f}"
+        if self.zero < 0:
+            way = f"{share:.0%} of the way from {self.zero:.3f} to its best, {best:.3f}"
+        seen = f"mean reward {value:.3f} is under {way}, for {self.low} steps"
+        return self.raised(step, "reward/mean", self.low_since, seen, value, self._above_zero(share))
 
     def state(self) -> dict[str, Any]:
         return {
             "reward": self.window.values,
             "best_reward": self.best,
             "first_reward": self.first,
+            "lowest_reward": self.lowest,
+            "floor_reward": self.floor,
+            "recent_rewards": self.recent.values,
             "low_reward": self.low,
             "low_since": self.low_since,
         }
@@ -80,5 +117,8 @@ class Collapse(Rising):
         self.window.values = list(state["reward"])
         self.best = state["best_reward"]
         self.first = state["first_reward"]
+        self.lowest = state.get("lowest_reward", self.first)  # earlier versions kept neither
+        self.floor = state.get("floor_reward", self.first or 0.0)
+        self.recent.values = list(state.get("recent_rewards", []))
         self.low = state["low_reward"]
         self.low_since = state["low_since"]

@@ -1,8 +1,8 @@
 """The tables of docs/evaluation.md of a real model before and after training, from committed scores.
 
-`python -m benchmarks.real_suite` prints them; a test holds the page to them. `suite.json` has a 0 or 1 per
-question, in the order of the questions' keys, and the estimates that `unspiral eval --suite` wrote. It has
-no question and no answer.
+`python -m benchmarks.real_model.suite` prints them; a test holds the page to them. `suite.json` has a 0 or 1
+per question, in the order of the questions' keys, and the estimates that `unspiral eval --suite` wrote. It
+has no question and no answer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.real_model import HALF_RATE, RESULTS, runs
+from benchmarks.real_model.training import HALF_RATE, RESULTS, runs
 from trainer.suite.sets import SETS
 from trainer.suite.shown.tables import COLUMNS, HEADS, short
 from trainer.suite.statistics import Estimates, sign_test

@@ -254,7 +254,3 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     args = parser.parse_args()
     write(args.source, args.out, args.passages, args.seed, args.processes)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """The curves of docs/study.md of each run of a real model: reward and fixed probe by step, as SVG.
 
-`python -m benchmarks.real_curves docs/images/real_model.svg` draws them from the committed metrics; a test
-compares the file.
+`python -m benchmarks.real_model.curves docs/images/real_model.svg` draws them from the committed metrics; a
+test compares the file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.real_model import FALL, FIRST_LOTS, HALF_RATE, metrics, runs
+from benchmarks.real_model.training import FALL, FIRST_LOTS, HALF_RATE, metrics, runs
 from services.common.files import write_atomically
 
 ARMS = {

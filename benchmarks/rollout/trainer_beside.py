@@ -1,7 +1,7 @@
 """Training beside the retriever on one machine: the share of a step that is spent waiting for search.
 
-    python -m benchmarks.trainer_beside INDEX [INDEX ...] --corpus corpus.jsonl --questions train.jsonl
-        --out DIR [--trajectories 256] [--steps 3] [--workers 2]
+    python -m benchmarks.rollout.trainer_beside INDEX [INDEX ...] --corpus corpus.jsonl
+        --questions train.jsonl --out DIR [--trajectories 256] [--steps 3] [--workers 2]
 
 Each index is served in a process of its own, without a result cache, and `unspiral train` runs against it:
 Ray, rollout pool, agent loop, vLLM, learner, HTTP. A tiny model that knows nothing stands in for a trained
@@ -36,7 +36,7 @@ from services.common.files import json_lines
 from services.contracts import Trajectory
 from trainer.loop.run.spans import StepSpans, read_spans
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 Intervals = list[tuple[float, float]]
 
 

@@ -1,9 +1,9 @@
 """An index of packed postings over millions of made passages, without their text.
 
-    python -m benchmarks.made_postings SOURCE OUT PASSAGES [--seed N]
+    python -m benchmarks.made_corpus.postings SOURCE OUT PASSAGES [--seed N]
 
 For sizes at which making, storing and reading the text would take hours: terms are drawn as
-`benchmarks.made_corpus` draws words (after stop words and stems; the same lengths, Good and Turing's
+`benchmarks.made_corpus.passages` draws words (after stop words and stems; the same lengths, Good and Turing's
 probabilities, names without an end, articles with words of their own), and go as sorted runs into the merge
 of `index build`. Each document is its number alone, so the folder can be searched and served; documents and
 the reading of a corpus are what it does not measure.
@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 import psutil
 
-from benchmarks.made_corpus import OWN_SHARE, OWN_WORDS, Statistics, draw_names, name_of
+from benchmarks.made_corpus.passages import OWN_SHARE, OWN_WORDS, Statistics, draw_names, name_of
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
 from retriever_service.bm25.packed import build as runs
 from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE

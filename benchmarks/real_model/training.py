@@ -12,7 +12,7 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "wiki_qa_0.5b"
+RESULTS = Path(__file__).parents[1] / "results" / "wiki_qa_0.5b"
 LAST = 10
 """Steps over which the last columns are averaged."""
 FALL = 5
@@ -182,17 +182,3 @@ def pairs() -> str:
             f"| {first_alarm(names[0])} | {halved(rows[0])} | {norms[0]:.1f} | {norms[1]:.1f} |"
         )
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(table())
-    print()
-    print(pair())
-    print()
-    print(pairs())
-    print()
-    print(table(HALF_RATE))
-    print()
-    print(half_rate())
-    print()
-    print(by_kind())

@@ -1,0 +1,1 @@
+"""Corpora of up to tens of millions of passages, made with the statistics of a small real one."""

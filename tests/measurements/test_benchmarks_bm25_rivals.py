@@ -1,0 +1,36 @@
+"""All engines in turns: a row for each that ends, and a line for each that does not."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from benchmarks import bm25_rivals
+from tests.places import ROOT
+from tests.retriever.retriever_fixtures import CORPUS
+
+
+def test_engines_are_measured_in_turns_and_one_that_is_absent_is_said(tmp_path, monkeypatch, capsys):
+    (tmp_path / "asked").write_text(json.dumps({"question": "the town of Morwen"}) + "\n")
+    words = [CORPUS, tmp_path / "asked", tmp_path / "work", "--engines", "packed", "tantivy"]
+    words += ["--rivals", "false", "--out", tmp_path / "result.json"]
+    monkeypatch.setattr(sys, "argv", ["bm25_rivals", *map(str, words)])
+    bm25_rivals.main()
+    lines = capsys.readouterr().out.splitlines()
+    said = {(line := json.loads(text))["what"]: line for text in lines if text.startswith("{")}
+    assert said["left out"]["engine"] == "tantivy" and said["engine"]["questions"] == 1
+    assert lines[-1].startswith("| 186 | ours, packed | ") and lines[-2].startswith("{")
+    (kept,) = json.loads((tmp_path / "result.json").read_text())["engines"]
+    assert kept["row"] == lines[-1] and not (tmp_path / "work").exists()
+
+
+def test_the_rows_are_those_of_the_page():
+    page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    names = ("bm25_sizes.json", "bm25_rivals_500k.json", "bm25_rivals_1m.json")
+    results = (ROOT / "benchmarks/results" / name for name in names)
+    engines = [found for path in results for found in json.loads(path.read_text())["engines"]]
+    assert len(engines) > 12
+    for found in engines:
+        row = bm25_rivals.row_of(found, found["passages"])
+        assert row == found["row"]
+        assert row in page or row.replace("| 1,000,000 |", "| 1,000,000, in turns |") in page
