@@ -86,7 +86,7 @@ def test_show_prints_documents_scores_and_the_tokens_that_fell_most(run, recorde
     assert "scored answer: 'ines tobar', which equals 'ines tobar'" in first
     assert (
         "fell most: '</search>' -0.2400, ' Arl' -0.2300" in first
-        and "; 100% of 5 tokens fell; LLDS holds 5" in first
+        and "; 100% of 5 tokens fell; LLDS pulls up 5" in first
     )
     assert "which equals none of them" in second and "advantage -0.7" in second
     status, out, _ = run("trajectories", "show", recorded, "1", "--limit", "1")

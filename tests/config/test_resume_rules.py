@@ -90,7 +90,7 @@ def test_every_key_of_the_configuration_has_one_rule():
     assert sorted(keys) == sorted(leaf_keys()) and len(keys) == len(set(keys)) == len(RULES)
 
 
-def test_the_table_in_the_docs_is_the_one_that_the_rules_make():
+def test_the_lists_in_the_docs_are_those_that_the_rules_make():
     assert resume_rules.table() in (ROOT / "docs" / "resume.md").read_text(encoding="utf-8")
 
 

@@ -39,17 +39,18 @@ def test_each_score_is_on_the_open_page_when_it_is_made(browser, run):
     learning = page.locator(".answer.learning")
     learning.filter(has_text="No held-out score was posted").wait_for()
     evaluated(run, 0, "before", 0.0)
-    learning.filter(has_text="0 held-out EM, greedy, at step 0, the only score so far").wait_for()
+    learning.filter(has_text="0 held-out EM, greedy, before training, the only score so far").wait_for()
     step(run, 1, **{GREEDY: 0.0})
-    learning.filter(has_text="0 held-out EM, greedy, at step 1, the only score so far").wait_for()
+    page.locator("#runs tbody tr", has_text="0.500").wait_for()
+    learning.filter(has_text="0 held-out EM, greedy, before training, the only score so far").wait_for()
     step(run, 2)
     evaluated(run, 2, "after", 0.97)
-    learning.filter(has_text="0 → 0.970 held-out EM, greedy, step 1 to 2").wait_for()
+    learning.filter(has_text="0 → 0.970 held-out EM, greedy, before training to step 2").wait_for()
     assert learning.locator("strong").first.inner_text() == "0 → 0.970", "what is known comes first"
     assert "too few steps for a direction" in learning.inner_text()
     for number in range(3, 23):
         step(run, number)
-    learning.filter(has_text="0.970 held-out EM, greedy, at step 2, up from 0 at step 1").wait_for()
+    learning.filter(has_text="0.970 held-out EM, greedy, at step 2, up from 0 before training").wait_for()
     assert learning.locator("strong").first.inner_text().startswith("no clear change")
     assert page.locator("#runs tbody td[data-label='Held-out']").inner_text() == "0.970"
     page.get_by_role("tab", name="Evaluations").click()

@@ -43,7 +43,7 @@ def test_a_curve_over_the_whole_window_keeps_its_axis_whatever_stands_above_it(r
         page.locator("figure", has_text="Log-prob by class").get_by_role("button", name="Full screen").click()
         figure = page.locator("figure.full")
         canvas = figure.locator("canvas")
-        until(page, "document.querySelector('figure.full canvas').getBoundingClientRect().height > 400")
+        until(page, "document.querySelector('figure.full canvas')?.getBoundingClientRect().height > 400")
         foot = (
             "(({ bottom }) => bottom)(document.querySelector('figure.full canvas').getBoundingClientRect())"
         )

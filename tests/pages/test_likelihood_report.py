@@ -188,7 +188,10 @@ def test_a_run_that_has_not_made_a_step_yet_has_a_report(tmp_path):
     )
     (run,) = frozen(write_report([tmp_path], tmp_path / "r.html"))["runs"]
     assert run["series"]["step"] == [] and run["phase"] == "unknown"
-    assert run["events"] == [{"step": 0, "kind": "evaluation", "text": ", greedy: EM 0.250, n 200"}]
+    (event,) = run["events"]
+    assert event["text"] == ", greedy: EM 0.250, n 200"
+    assert (event["step"], event["kind"]) == (0, "evaluation")
+    assert event["data"] == {"metrics": {"eval/em_greedy": 0.25}}
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,28 @@ def test_rllm_reads_its_results(url):
     assert [one[0]["document"]["id"] for one in batch["result"]] == ["p0", "p2"] and batch["batch_size"] == 2
 
 
+SHOWN = {name: value for name, value in PAGES[0].items() if name != "wiki"}  # without return_fields
+
+
+@pytest.mark.parametrize("limit", ["topk", "top_n"])
+def test_a_limit_by_the_servers_own_names_is_answered_in_the_plain_form(url, limit):
+    plain = {"result": [[SHOWN]]}
+    assert post(f"{url}/retrieve", {"queries": [QUESTION], limit: 1}) == plain
+    assert post(f"{url}/retrieve", {"query": QUESTION, limit: "1"}) == plain
+
+
+def test_top_k_selects_rllms_form(url):
+    body = {"queries": [QUESTION], "top_k": "1"}
+    answer = post(f"{url}/retrieve", body)
+    assert set(answer) == {"method", "batch_size", "result"}
+    assert answer["result"][0][0]["document"] == SHOWN and answer["result"][0][0]["score"] > 0
+    assert post(f"{url}/retrieve", body | {"return_scores": False})["result"] == [[SHOWN]]
+    one = post(f"{url}/retrieve", {"query": QUESTION, "top_k": 1, "return_scores": False})
+    assert set(one) == {"query", "method", "results", "num_results", "result"}
+    assert one["result"] == [[SHOWN]] and one["results"][0]["document"] == SHOWN
+    assert one["results"][0]["score"] == answer["result"][0][0]["score"]
+
+
 def test_zerosearch_reads_its_texts_on_its_port_or_where_it_is_told(index):
     with serve_in_thread(ServerSettings(index=str(index), port=0, dialect="zerosearch")) as running:
         assert zerosearch(running.url, QUESTION, 1) == f"Doc 1: {PAGES[0]['contents']}"

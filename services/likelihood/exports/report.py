@@ -16,7 +16,7 @@ from services.likelihood.evaluations import evaluation_text
 from services.likelihood.exports.fixed_prompts import measured
 from services.likelihood.exports.paper_figures import paper_figures
 from services.likelihood.exports.report_samples import report_samples
-from services.likelihood.exports.run_files import RunFiles, differences, read_run
+from services.likelihood.exports.run_files import RunFiles, differences, held_out, read_run
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.store import series
 
@@ -61,6 +61,7 @@ def frozen(run: RunFiles, run_dir: Path) -> dict[str, Any]:
     return {
         "run": run.name,
         "steps": len(run.metrics),
+        "first_step": run.metrics[0]["step"] if run.metrics else None,
         "last_step": latest.get("step"),
         "phase": found[-1]["phase"] if found else "unknown",
         "since": found[-1]["first"] if found else first,
@@ -125,4 +126,5 @@ def _event(event: dict[str, Any]) -> dict[str, Any]:
         text = ", ".join(
             f"{k} {v}" for k, v in event.items() if k not in left_out and not isinstance(v, dict | list)
         )
-    return {"step": event.get("step"), "kind": kind, "text": str(text)}
+    out = {"step": event.get("step"), "kind": kind, "text": str(text)}
+    return out | {"data": {"metrics": held_out(event)}} if kind == "evaluation" else out

@@ -74,12 +74,12 @@ class RunFiles:
         evaluations = _evaluations(self.events)
         for step, event in evaluations:
             if m := by_step.get(step + 1):
-                for name in _held_out(event):
+                for name in held_out(event):
                     m.pop(name, None)
         for step, event in evaluations if self.metrics else ():
             metrics = by_step.get(max(step, self.metrics[0]["step"]))
             if metrics is not None:
-                metrics |= {name: score for name, score in _held_out(event).items() if score is not None}
+                metrics |= {name: score for name, score in held_out(event).items() if score is not None}
 
     def known(self) -> tuple[list[str], list[str]]:
         """Metrics that the monitor reads: those that the run has a value of, and those that it lacks."""
@@ -310,7 +310,7 @@ def _evaluations(events: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]
     return found
 
 
-def _held_out(event: dict[str, Any]) -> dict[str, Any]:
+def held_out(event: dict[str, Any]) -> dict[str, Any]:
     """The metrics of an evaluation, by the names that the driver gives them; null without a score."""
     mode = event.get("mode", "greedy")
     overall = event.get("overall")

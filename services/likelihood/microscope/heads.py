@@ -59,7 +59,7 @@ class SampleHead(BaseModel):
     falling: float | None = None
     """Share of its tokens that lost likelihood."""
     held: int | None = None
-    """Tokens that LLDS holds; null where it is off."""
+    """Tokens that LLDS pulls up; null where it is off."""
     lowest: Place | None = None
     """The token that lost most likelihood."""
     mismatch: Place | None = None

@@ -129,7 +129,7 @@ class SampledTrajectory(Record):
     advantage: Number
     scoring: Scoring | None = None
     preserved: StrictBool | None = None
-    """Whether LLDS holds the likelihood of this trajectory; null where LLDS is off."""
+    """Whether LLDS preserves this trajectory, so that it may act on its tokens; null where LLDS is off."""
     finish: Literal["answer", "turns", "length"] | None = None
     """How it ended: with an answer, at the limit of turns, or at the limit of tokens."""
     valid: StrictBool | None = None

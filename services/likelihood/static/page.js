@@ -5,6 +5,7 @@
   const { node, number, source } = U;
   const $ = (id) => document.getElementById(id);
   const MOST_RUNS = 8;
+  const OPEN_ON_A_PHONE = 2; // groups of curves; one below the other, all would be twenty windows long
 
   const app = {
     list: [],
@@ -28,12 +29,14 @@
       $("smooth").onchange = (e) => this.setSmooth(Number(e.target.value), true);
       $("unzoom").onclick = () => this.zoom(null);
       $("minus").onchange = (e) => this.subtract(e.target.value || null);
-      for (const group of U.GROUPS) {
+      const narrow = matchMedia("(max-width: 700px)").matches;
+      U.GROUPS.forEach((group, i) => {
         const charts = group.charts.map((definition) => new U.Chart(definition, this));
-        const section = node("section", { class: "group" }, node("h2", {}, group.title), group.note ? node("p", { class: "note" }, group.note) : null, group.drawing ? U.drawn(group.drawing) : null, node("div", { class: "grid" }, ...charts.map((c) => c.figure)));
+        const fold = node("details", { open: !narrow || i < OPEN_ON_A_PHONE }, node("summary", {}, node("h2", {}, group.title)), group.note ? node("p", { class: "note" }, group.note) : null, group.drawing ? U.drawn(group.drawing) : null, node("div", { class: "grid" }, ...charts.map((c) => c.figure)));
+        const section = node("section", { class: "group" }, fold);
         this.charts.push({ section, charts, note: group.note });
         $("charts").append(section);
-      }
+      });
       U.startOthers(this);
       U.startSamples();
       await this.readRuns();
@@ -187,6 +190,7 @@
         return;
       }
       const run = this.loaded.find((r) => r.run === data.run);
+      if (kind === "step" && run) U.lookAtControl(run);
       if (kind === "reset" || kind === "about" || (kind === "step" && !this.list.some((r) => r.run === data.run))) return this.again();
       if (!run) return;
       if (kind === "event" && data.kind === "evaluation") run.events.push(data), this.again(); // its scores are in the curves

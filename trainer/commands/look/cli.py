@@ -55,7 +55,7 @@ def show_trajectories(
     as_json: AsJson = False,
 ) -> None:
     """Print trajectories whole. Where the store has their tokens, each is coloured by what the update did to
-    it: red ones fell, blue ones rose, LLDS holds the underlined ones."""
+    it: red ones fell, blue ones rose, LLDS pulls up the underlined ones."""
     trajectories.run_show(run, step, group=group, uid=uid, limit=limit, as_json=as_json)
 
 

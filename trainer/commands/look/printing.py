@@ -92,7 +92,7 @@ def _show_tokens(console: Console, action: Written) -> None:
         fell = [i for i in order[:MOST_FALLEN] if changes[i] < 0]
         named = ", ".join(f"{harmless(action.tokens[i])!r} {changes[i]:+.4f}" for i in fell) or "none"
         share = sum(c < 0 for c in changes) / len(changes)
-        kept = f"; LLDS holds {len(held)}" if action.held is not None else ""
+        kept = f"; LLDS pulls up {len(held)}" if action.held is not None else ""
         _print(console, f"  fell most: {named}; {share:.0%} of {len(changes)} tokens fell{kept}", "dim")
     for place, document in enumerate(action.documents or (), 1):
         _print(console, f"  {place}. {_document(document)}", "magenta")

@@ -1,4 +1,4 @@
-"""Which settings a resumed run may change. The table in docs/resume.md is made from GROUPS: `python -m
+"""Which settings a resumed run may change. The lists in docs/resume.md are made from GROUPS: `python -m
 trainer.session.resuming.rules`.
 
 A checkpoint keeps the whole configuration (passwords masked) and a description of the model folder, tokenizer
@@ -118,17 +118,26 @@ def differing(checkpoint: Path, config: Config) -> list[str]:
 
 
 def table() -> str:
-    """The rules as a table in Markdown."""
-    rows = ["| on resume | keys | what a change does |", "| --- | --- | --- |"]
-    for group in GROUPS:
-        names = ", ".join(f"`{key}`" for key in group.keys)
-        if any(key.startswith("monitor.rules.") for key in group.keys):
-            names = (
-                ", ".join(f"`{key}`" for key in group.keys if not key.startswith("monitor.rules."))
-                + ", `monitor.rules.*`"
-            )
-        rows.append(f"| {WORDS[group.change]} | {names} | {group.why} |")
-    return "\n".join(rows) + "\n"
+    """The rules as lists in Markdown, the strictest first: a heading per rule, and per group of keys what a
+    change of them does."""
+    lines = []
+    for change in ("refused", "on request", "warns", "free"):
+        words = WORDS[change]
+        lines += [f"### {words[0].upper()}{words[1:]}", ""]
+        for group in GROUPS:
+            if group.change == change:
+                lines += [f"- {group.why[0].upper()}{group.why[1:]}:", *_listed(group.keys)]
+        lines.append("")
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def _listed(keys: Iterable[str]) -> list[str]:
+    """Keys as items of a list: those of a section in one."""
+    shown = dict.fromkeys("monitor.rules.*" if key.startswith("monitor.rules.") else key for key in keys)
+    sections: dict[str, list[str]] = {}
+    for key in shown:
+        sections.setdefault(key.rpartition(".")[0], []).append(f"`{key}`")
+    return [f"    - {', '.join(names)}" for names in sections.values()]
 
 
 def _model(before: dict[str, Any], config: Config, model: Path) -> list[Difference]:

@@ -9,8 +9,21 @@
 
   const LINES_LIGHT = { right: "#1f9d6b", wrong: "#d1434f", soft: "#8a93a3", a: "#2a5db0", b: "#d1832a", c: "#8e44ad", d: "#2e8b57", e: "#00838f", f: "#c2185b" };
   const LINES_DARK = { right: "#4cc38a", wrong: "#ff7b7b", soft: "#98a3b5", a: "#7fb0ff", b: "#f0a95a", c: "#c792ea", d: "#5fd39b", e: "#4dd0e1", f: "#ff7eb0" };
-  const lineColour = (line, index) => (U.dark() ? LINES_DARK : LINES_LIGHT)[line.colour || "abcdef"[index % 6]];
-  const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 4], [1, 5]];
+  // More lines than named colours lie on a scale from the first to the last.
+  const SCALE_LIGHT = ["#440154", "#2c5f9e", "#14866d", "#8a7a00", "#c2571a", "#a3123f"];
+  const SCALE_DARK = ["#b79cff", "#6fb4ff", "#4fd6b4", "#d9d34a", "#ffab66", "#ff7f9d"];
+  const onScale = (stops, share) => {
+    const at = share * (stops.length - 1);
+    const low = Math.min(Math.floor(at), stops.length - 2);
+    const part = (stop, k) => parseInt(stops[stop].slice(1 + 2 * k, 3 + 2 * k), 16);
+    return `#${[0, 1, 2].map((k) => Math.round(part(low, k) + (at - low) * (part(low + 1, k) - part(low, k))).toString(16).padStart(2, "0")).join("")}`;
+  };
+  const lineColour = (line, index, count) => {
+    if (!line.colour && count > 6) return onScale(U.dark() ? SCALE_DARK : SCALE_LIGHT, index / (count - 1));
+    return (U.dark() ? LINES_DARK : LINES_LIGHT)[line.colour || "abcdef"[index % 6]];
+  };
+  const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 4], [1, 5], [14, 4], [14, 3, 2, 3, 2, 3], [7, 2], [4, 8], [1, 2], [10, 3, 5, 3]];
+  const STEPS = [1, 2, 5].flatMap((n) => [...Array(10)].map((_, k) => n * 10 ** k)).sort((a, b) => a - b); // no half step on an axis
   const faint = (colour, alpha) => colour + Math.round(alpha * 255).toString(16).padStart(2, "0");
 
   const smoothed = (values, span) => {
@@ -54,7 +67,7 @@
       this.curves = this.lines.flatMap((line, l) =>
         runs
           .filter((r) => r.series.series[line.key])
-          .map((run) => ({ run, line, l, colour: runs.length > 1 ? run.colour : lineColour(line, l), dash: runs.length > 1 ? DASHES[l % DASHES.length] : [] })),
+          .map((run) => ({ run, line, l, colour: runs.length > 1 ? run.colour : lineColour(line, l, this.lines.length), dash: runs.length > 1 ? DASHES[l % DASHES.length] : [] })),
       );
       this.figure.hidden = !this.curves.length;
       if (this.curves.length) this.draw();
@@ -164,7 +177,7 @@
           y: scales[kind](),
         },
         axes: [
-          { ...axis, size: 28, space: 60 },
+          { ...axis, size: 28, space: 60, incrs: STEPS },
           { ...axis, size: (u, labels) => this.labelsWidth(u, labels, axis), values: (u, marks) => this.ticks(marks) },
         ],
         series,
@@ -345,7 +358,7 @@
           const [{ line, run, dash, colour }] = curves;
           const stroke = byLine ? U.colour("soft") : colour;
           const shown = curves.some((c) => !this.app.view.off.has(this.id(c)));
-          const button = node("button", { type: "button", "aria-pressed": String(shown), title: "Show or hide", "data-keep": curves.map((c) => this.id(c)).join(), onclick: () => this.toggle(curves) });
+          const button = node("button", { type: "button", "aria-pressed": String(shown), title: `Show or hide ${line.key}`, "data-keep": curves.map((c) => this.id(c)).join(), onclick: () => this.toggle(curves) });
           button.innerHTML = `<svg width="20" height="8" aria-hidden="true"><line x1="0" y1="4" x2="20" y2="4" stroke="${stroke}" stroke-width="2.5" stroke-dasharray="${dash.join(" ")}"/></svg>`;
           button.append(byLine || this.runs.length === 1 ? line.label : U.titleOf(run));
           for (const curve of curves) {

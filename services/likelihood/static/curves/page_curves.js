@@ -59,7 +59,8 @@
         { title: "Optimiser steps skipped", unit: "of a batch", note: "Gradient norm not finite.", lines: named(["learner/skipped", "skipped", "wrong"]), zero: true },
         { title: "Leak", unit: "nats per token", note: "|surprise of sampled tokens − entropy|. Not near 0: sampler and learner have different supports.", lines: named(["leak/logp_entropy", "leak", "a"]), limit: [0.1, "alarm"], zero: true },
         { title: "Sampler against learner", unit: "nats per token", lines: named(["mismatch/abs_logp", "|difference|", "a"], ["kl/sampler", "KL", "b"]), zero: true },
-        { title: "KL to the reference", unit: "nats per token", lines: named(["kl/ref", "reference", "a"], ["kl/old", "old policy", "b"]), zero: true },
+        { title: "KL to the reference", unit: "nats per token", lines: named(["kl/ref", "reference", "a"]), zero: true },
+        { title: "KL to the policy before the update", unit: "nats per token", lines: named(["kl/old", "old policy", "b"]), zero: true },
       ],
     },
     {

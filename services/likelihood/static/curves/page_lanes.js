@@ -60,6 +60,8 @@
     clearTimeout(unmark);
     pointed = metric;
     mark();
+    const fold = document.querySelector("figure.pointed")?.closest("details");
+    if (fold) fold.open = true;
     if (metric !== null) unmark = setTimeout(() => point(null), U.MARKED);
   }
 

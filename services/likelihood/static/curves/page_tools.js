@@ -38,6 +38,7 @@
       const chosen = chart.definition.title === full && !chart.figure.hidden;
       found ||= chosen;
       chart.figure.classList.toggle("full", chosen);
+      if (chosen) chart.figure.closest("details").open = true;
       chart.markTools();
       chart.resize();
     }

@@ -80,7 +80,7 @@
   U.headingOf = heading;
 
   function table(view, heads, trajectories) {
-    const columns = ["A", "B", "", "Answer", "Reward", "Advantage", "Change per token", "Tokens that fell", "Held by LLDS", "Searches", "Tokens", "Tokens shared with A", "End"];
+    const columns = ["A", "B", "", "Answer", "Reward", "Advantage", "Change per token", "Tokens that fell", "LLDS pulls up", "Searches", "Tokens", "Tokens shared with A", "End"];
     const rows = trajectories.map((t) => {
       const head = heads.find((h) => h.uid === t.uid);
       const [sign, word] = U.verdict(t.verdict);
@@ -102,7 +102,7 @@
         cell(U.signed(t.advantage)),
         cell(head.change === null || head.change === undefined ? "–" : node("span", { class: "t", style: `background:${U.tint(head.change, view.scale)}` }, U.signed(head.change))),
         cell(U.percent(head.falling)),
-        cell(head.held ?? "–"),
+        cell(head.held === null || head.held === undefined ? "–" : `${head.held} of ${head.tokens}`),
         cell(head.searches),
         cell(head.tokens),
         cell(t.uid === view.a.uid ? "–" : U.shared(view.a, t).tokens),
@@ -136,7 +136,7 @@
     const about = t.probe ? ["probe, scored again"] : [`reward ${number(t.reward)}`, `advantage ${U.signed(t.advantage)}`];
     if (t.policy_version !== null && t.policy_version !== undefined) about.push(`policy version ${t.policy_version}`);
     if (t.seconds !== null && t.seconds !== undefined) about.push(`${t.seconds.toFixed(2)} s`);
-    if (t.preserved !== null && t.preserved !== undefined) about.push(t.preserved ? "LLDS holds it" : "not held by LLDS");
+    if (t.preserved !== null && t.preserved !== undefined) about.push(preservedOf(t));
     return node(
       "section",
       { class: "side", "data-uid": t.uid, "aria-label": `Trajectory ${side}` },
@@ -147,6 +147,15 @@
     );
   }
   U.columnOf = column;
+
+  // Whether LLDS may act on a trajectory is one thing, on how many of its tokens it acts another.
+  function preservedOf(t) {
+    if (!t.preserved) return "not preserved by LLDS";
+    const written = t.segments.filter((s) => s.by === "model");
+    if (!written.length || !written.every((s) => s.held)) return "preserved by LLDS";
+    const [pulled, all] = [written.flatMap((s) => s.held).length, written.flatMap((s) => s.tokens).length];
+    return `preserved by LLDS: it pulls up ${pulled} of its ${all} tokens`;
+  }
 
   // Segments of a trajectory from one place up to another.
   function parts(t, from, to, scale) {
@@ -194,13 +203,22 @@
     });
   }
 
-  // Why it earned what it earned: the answer as the reward compares it, beside the accepted ones.
+  // Why it earned what it earned: the answer as it is compared, beside the accepted ones. The comparison is the whole reason for exact
+  // match alone; of a function at an import path no part is known.
+  const BY_MATCH = ["em", "em_strict", "em_search_r1"];
+  function reason(t, name) {
+    if (!name || BY_MATCH.includes(name)) return [`Why reward ${number(t.reward)}`, null];
+    const unknown = `${name} gave ${number(t.reward)}. A reward function returns one number, so its parts are unknown.`;
+    const known = `${name} gave ${number(t.reward)}; it weighs more than equality.`;
+    return [`Reward ${number(t.reward)}`, `${name.includes(":") ? unknown : known} The table shows exact match of the answer, whatever the reward is.`];
+  }
   function reward(t) {
     const said = t.scoring;
     if (!said) return node("p", { class: "note" }, `Reward ${number(t.reward)}; the trainer posted no explanation.`);
     const rows = (said.golden || []).map((g) => node("tr", {}, node("td", {}, U.long(g.text, 300)), node("td", {}, U.long(g.normalized ?? "", 300)), node("td", { class: g.equal ? "verdict right" : "verdict wrong" }, g.equal ? "= equal" : "≠ differs")));
     const answer = node("tr", {}, node("th", { scope: "row" }, said.answer === null || said.answer === undefined ? NO_ANSWER[U.writtenAnswer(t).state] : U.long(said.answer, 300)), node("td", {}, U.long(said.normalized ?? "", 300)), node("td", {}, "its answer"));
     const head = node("tr", {}, ...["As written", "As compared", ""].map((h) => node("th", { scope: "col" }, h)));
-    return node("div", { class: "reward" }, node("h4", {}, `Why reward ${number(t.reward)}`, said.function ? node("span", { class: "muted" }, ` by ${said.function}`) : null), U.wide("Its answer and the accepted ones", node("table", {}, node("thead", {}, head), node("tbody", {}, answer, ...rows))));
+    const [title, note] = reason(t, said.function);
+    return node("div", { class: "reward" }, node("h4", {}, title, said.function ? node("span", { class: "muted" }, ` by ${said.function}`) : null), note ? node("p", { class: "note" }, note) : null, U.wide("Its answer and the accepted ones", node("table", {}, node("thead", {}, head), node("tbody", {}, answer, ...rows))));
   }
 })();

@@ -140,6 +140,9 @@
     for (const run of (U.app?.loaded || []).filter(has)) if (!of(run.run).view && !of(run.run).looking) look(run.run);
   };
 
+  // A step has ended: what the run does now is another thing.
+  U.lookAtControl = (run) => has(run) && !of(run.run).looking && look(run.run);
+
   setInterval(() => {
     if (document.hidden) return;
     for (const run of (U.app?.loaded || []).filter(has)) look(run.run);

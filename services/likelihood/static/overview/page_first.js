@@ -51,25 +51,32 @@
     return { word, sign: "↓", aside: direction.word };
   };
 
+  // When a score was made. One from before the first step stands in the curves at the first step; its event has step 0.
+  const when = (run, key, { step }) => {
+    const first = run.first_step ?? 1;
+    const made = (at) => (run.events || []).some((e) => e.kind === "evaluation" && e.step === at && e.data?.metrics && key in e.data.metrics);
+    return first > 0 && step <= first && made(0) && !(step > 0 && made(step)) ? "before training" : `at step ${step}`;
+  };
+
   // How a score stands against the first one.
-  function change(scores) {
+  function change({ scores, at }) {
     const [first, last] = [scores[0], scores[scores.length - 1]];
-    if (scores.length === 1) return `at step ${last.step}, the only score so far`;
-    return `at step ${last.step}, ${last.value > first.value ? "up from" : last.value < first.value ? "down from" : "unchanged from"} ${number(first.value)} at step ${first.step}`;
+    if (scores.length === 1) return `${at(last)}, the only score so far`;
+    return `${at(last)}, ${last.value > first.value ? "up from" : last.value < first.value ? "down from" : "unchanged from"} ${number(first.value)} ${at(first)}`;
   }
 
-  function leading({ scores, label }) {
+  function leading({ scores, label, at }) {
     const [first, last] = [scores[0], scores[scores.length - 1]];
     const sign = last.value > first.value ? "↑" : last.value < first.value ? "↓" : "→";
     const way = last.value === first.value ? `unchanged at ${number(last.value)}` : `${number(first.value)} → ${number(last.value)}`;
-    return node("p", { class: "big" }, node("span", { class: "sign", "aria-hidden": "true" }, sign), " ", node("strong", { class: "direction" }, way), node("span", { class: "muted" }, ` ${label}, step ${first.step} to ${last.step}`));
+    return node("p", { class: "big" }, node("span", { class: "sign", "aria-hidden": "true" }, sign), " ", node("strong", { class: "direction" }, way), node("span", { class: "muted" }, ` ${label}, ${at(first).replace("at ", "")} to ${at(last).replace("at ", "")}`));
   }
 
   function learning(run) {
     const all = run.headline || run.series;
     const rewards = known(all, "reward/mean");
     const headline = rewards.length ? U.headline(rewards) : null;
-    const scored = SCORES.map(([key, label]) => ({ scores: known(all, key), label })).filter(({ scores }) => scores.length);
+    const scored = SCORES.map(([key, label]) => ({ scores: known(all, key), label, at: (p) => when(run, key, p) })).filter(({ scores }) => scores.length);
     // Where nothing is known of the reward's direction, the held-out score says first what has changed.
     const first = (!headline || headline.unknown) && scored[0]?.scores.length > 1 ? scored.shift() : null;
     const lines = [];
@@ -80,7 +87,7 @@
       lines.push(node("p", { class: first ? null : "big" }, node("span", { class: "sign", "aria-hidden": "true" }, sign), ` ${number(mean(few))} `, node("span", { class: "muted" }, `reward, mean of ${few.length === 1 ? "1 point" : `the last ${few.length} points`}: `), node(first ? "span" : "strong", { class: "direction" }, word)));
       lines.push(node("p", { class: "muted" }, `Last step ${number(rewards[rewards.length - 1].value)}, ${aside || `best mean ${number(best(rewards))}`}.`));
     } else lines.push(node("p", { class: first ? "muted" : "big" }, "unknown", node("span", { class: "muted" }, ": no reward/mean was posted")));
-    for (const { scores, label } of scored) lines.push(node("p", {}, node("strong", {}, number(scores[scores.length - 1].value)), ` ${label}, ${change(scores)}`));
+    for (const one of scored) lines.push(node("p", {}, node("strong", {}, number(one.scores[one.scores.length - 1].value)), ` ${one.label}, ${change(one)}`));
     if (run.evaluations?.length) lines.push(node("p", {}, node("a", { href: `/runs/${encodeURIComponent(run.run)}/evaluations` }, run.evaluations.length === 1 ? "1 evaluation of this run" : `${run.evaluations.length} evaluations of this run`)));
     if (!SCORES.some(([key]) => all.series[key])) lines.push(node("p", { class: "muted" }, "No held-out score was posted."));
     return lines;
@@ -151,7 +158,7 @@
     if (!U.source.live) return recorded(run);
     if (state.ended) lines.push(node("p", {}, `It ended ${U.duration(now - state.ended)} ago, exit status ${state.exit ?? "unknown"}.`));
     else if (state.word === "silent") lines.push(node("p", {}, `No step for ${U.duration(state.age)}${state.usual ? `, ${Math.round(state.age / state.usual)} times its usual step` : ""}, and no word of its end: it was stopped, hangs, or cannot reach this service.`));
-    else if (state.age !== null) lines.push(node("p", {}, `Last step ${U.duration(state.age)} ago${state.usual ? `, one takes ${U.duration(state.usual)}` : ""}.`));
+    else if (state.age !== null) lines.push(node("p", {}, `Step ${run.last_step} ended ${U.duration(state.age)} ago${state.usual ? `, one takes ${U.duration(state.usual)}` : ""}.`));
     const facts = [];
     const latest = (name) => run.metrics[name] ?? null;
     if (latest("rollout/tokens_per_s") !== null) facts.push(`${number(latest("rollout/tokens_per_s"))} tokens/s`);
