@@ -58,9 +58,8 @@ def load_tools(paths: Mapping[str, str]) -> dict[str, Callable[..., object]]:
 def _tool(key: str, path: str) -> Callable[..., object]:
     found = load(key, path, EXPECTED)
     where = f"{key}={path}"
-    made = inspect.isclass(found)
-    check_takes(where, EXPECTED, found, Call(1 if made else 2, function=False))
-    if made:
+    check_takes(where, EXPECTED, found, Call(1 if isinstance(found, type) else 2, function=False))
+    if isinstance(found, type):
         # Not `getattr`, which finds that of `type`: the call that makes an object.
         call = next(
             (base.__dict__["__call__"] for base in found.__mro__ if "__call__" in base.__dict__), None
