@@ -113,7 +113,9 @@ for name in COMMANDS:
 
 def test_a_command_that_needs_an_extra_says_which(tmp_path):
     config = tmp_path / "c.yaml"
-    there = f"{{model: {{path: {tmp_path}}}, data: {{train: {config}}}, retriever: {{corpus: {config}}}}}"
+    rows = tmp_path / "q.jsonl"  # files are looked at before anything is imported
+    rows.write_text('{"question": "who?", "answer": "me"}\n')
+    there = f"{{model: {{path: {tmp_path}}}, data: {{train: {rows}}}, retriever: {{corpus: {rows}}}}}"
     config.write_text(there)
     done = without(
         HEAVY, f"from trainer.commands.cli import main; main(['train', '--config', {str(config)!r}])"
