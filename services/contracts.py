@@ -333,6 +333,7 @@ class WorkerInfo:
     trajectories: int = 0
     """That it has finished, as its pool counts them."""
     waits_for: str = ""
-    """What its searches wait for that take long, in one line; empty where none does."""
+    """What it waits for while it starts, later what its searches wait for that take long, in one line; empty
+    where nothing does."""
     hits_left_out: int = 0
     """Hits of its searches that had no text, and were left out beside others of their query."""

@@ -27,7 +27,7 @@ from retriever_service.shards.asking import parse
 from retriever_service.shards.index import ShardedIndex
 from services.common.counting import counted
 from services.common.errors import UserError
-from services.common.loading.user_code import is_import_path, load
+from services.common.loading.user_code import Call, is_import_path, load
 
 Tell = Callable[[str], None]
 """Told, while an index is opened, what that waits for."""
@@ -157,7 +157,7 @@ def _family(settings: ServerSettings, info: IndexInfo) -> str | None:
 
 
 def _check_function(settings: ServerSettings) -> str:
-    load("--index", settings.index, "a function of a query and topk")
+    load("--index", settings.index, "a function of a query and topk", Call(2))
     return settings.index
 
 

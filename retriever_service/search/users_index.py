@@ -13,7 +13,7 @@ from retriever_service.ranking import Reranker
 from retriever_service.search.search_index import Hits
 from services.common.answers import clean_text
 from services.common.errors import UserError
-from services.common.loading.user_code import calling, load
+from services.common.loading.user_code import Call, calling, load
 
 
 class Search(Protocol):
@@ -34,7 +34,7 @@ class UsersIndex:
             raise UserError(f"--reranker: does not go with --index {path}, which ranks by itself")
         self.reranker: Reranker | None = None
         self._path = path
-        self._function: Search = load("--index", path, "a function of a query and topk")
+        self._function: Search = load("--index", path, "a function of a query and topk", Call(2))
         self.info = IndexInfo(backend="function", corpus=path, passages=0, settings={})
 
     def search(self, queries: Sequence[str], topk: int) -> list[Hits]:

@@ -7,10 +7,13 @@ import sys
 import pytest
 from rich.console import Console
 
+from services.common.errors import UserError
 from trainer.commands.checks import doctor_parts, doctor_reward
 from trainer.commands.checks.doctor import run_doctor, verdict
 from trainer.commands.checks.findings import Finding
 from trainer.commands.cli import main
+from trainer.config.schema import load_config
+from trainer.session.own_parts import load_parts
 
 PARTS = """
 import threading
@@ -151,6 +154,18 @@ def test_a_reward_that_gives_nothing_is_told_and_is_no_fault(config, tmp_path):
     end = "a right answer is left out, a wrong one is left out, none is left out"
     assert told.startswith("note") and told.endswith(end)
     assert "the function returned None" in lines[lines.index(told) + 1]
+
+
+@pytest.mark.parametrize(
+    "change", [{"reward": "calc"}, {"reward": "Own"}, {"template": "brief"}, {"tool": "same"}]
+)
+def test_what_a_run_refuses_at_its_start_by_its_signature_the_doctor_refuses_too(config, change):
+    file = config(**change)
+    with pytest.raises(UserError) as e:
+        load_parts(load_config(file, []))
+    status, lines = findings(file)
+    said = " ".join(" ".join(lines).split())
+    assert status == 3 and str(e.value) in said and "expected a " in said
 
 
 def test_the_prompts_are_made_with_the_models_tokenizer(config, tmp_path, monkeypatch):

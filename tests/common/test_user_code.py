@@ -1,12 +1,16 @@
 """A user's own code that is not there or fails: the line names what the user wrote, never a line of ours."""
 
+import re
+
 import pytest
 
+from retriever_service.search.users_index import UsersIndex
 from services.common.errors import UserError
 from services.common.loading.user_code import load
-from services.rollout.worker.templates import make_template
+from services.rollout.worker.templates import make_template, template_class
 from services.rollout.worker.tools import load_tools
 from services.settings import RolloutSettings
+from trainer.learner.objective import token_loss
 from trainer.loop.records.users_metrics import load_metrics
 from trainer.rewards import make_reward
 
@@ -45,14 +49,77 @@ def test_an_error_in_a_users_module_names_the_users_line(part, module, tmp_path)
     assert str(e.value).endswith(f"({tmp_path}/broken_{part}.py, line 3)")
 
 
-def test_a_call_that_a_function_does_not_take_names_no_line_of_ours(module):
-    module("own_arity", "def none():\n    return 1\n")
-    reward = make_reward("own_arity:none")
+KINDS = """
+def none(): 1 / 0
+def one(t): 1 / 0
+def two(t, extra): 1 / 0
+def any_of(*given, **named): 1 / 0
+async def later(t, extra): 1 / 0
+class Empty:
+    def __init__(self, question): 1 / 0
+class Brief:
+    def __init__(self, tokenizer, settings): 1 / 0
+class Deaf:
+    def __init__(self, question): 1 / 0
+    def __call__(self): 1 / 0
+class Hears(Deaf):
+    def __call__(self, content, more=()): 1 / 0
+class Static(Deaf):
+    @staticmethod
+    def __call__(content): 1 / 0
+class Callable:
+    def __call__(self, t): 1 / 0
+instance = Callable()
+def loss(logp, old, advantages, *, clip_low, clip_high=1): 1 / 0
+"""
+TAKES = {
+    "reward": {"one", "any_of", "instance"},
+    "template": {"Brief", "two", "later", "any_of"},  # a factory's result is looked at when it is made
+    "tool": {"two", "later", "any_of", "Hears", "Static"},
+    "metric": {"two", "any_of"},
+    "retriever": {"two", "any_of"},
+    "loss": {"loss", "any_of"},
+}
+SIGNED = LOADERS | {
+    "template": template_class,
+    "retriever": lambda path: UsersIndex(path, None),
+    "loss": token_loss,
+}
+
+
+@pytest.mark.parametrize("part", TAKES)
+def test_a_part_of_a_wrong_kind_or_signature_is_refused_without_a_call(part, module):
+    module("own_kinds", KINDS)
+    names = re.findall(r"^(?:async )?(?:def|class) (\w+)", KINDS, re.MULTILINE)
+    taken = set()
+    for name in [*names, "instance"]:
+        try:
+            SIGNED[part](f"own_kinds:{name}")
+        except UserError as e:
+            assert f"own_kinds:{name}" in str(e) and "expected a " in str(e) and "\n" not in str(e)
+        else:
+            taken.add(name)
+    assert taken == TAKES[part]
+
+
+def test_the_refusal_shows_what_was_found_and_what_is_wrong_with_it(module):
+    module("own_arity", "def two(trajectory, extra):\n    return 1\nclass Brief:\n    pass\n")
     with pytest.raises(UserError) as e:
-        reward(type("T", (), {"uid": "g-00"}))
-    assert str(e.value).endswith(
-        "on trajectory g-00: TypeError: none() takes 0 positional arguments but 1 was given"
+        make_reward("own_arity:two")
+    assert str(e.value) == (
+        "reward.kind 'own_arity:two': expected a function of one trajectory, found two(trajectory, extra): "
+        "missing a required argument: 'extra'"
     )
+    with pytest.raises(UserError, match=r"expected a function of one trajectory, found the class Brief$"):
+        make_reward("own_arity:Brief")
+
+
+def test_a_call_that_fails_names_no_line_of_ours(module):
+    module("own_arity_within", "def none():\n    return 1\ndef outer(t):\n    return none(t)\n")
+    with pytest.raises(UserError) as e:
+        make_reward("own_arity_within:outer")(type("T", (), {"uid": "g-00"}))
+    said = "on trajectory g-00: TypeError: none() takes 0 positional arguments but 1 was given ("
+    assert said in str(e.value) and str(e.value).endswith("own_arity_within.py, line 4)")
 
 
 def test_an_error_below_our_own_code_names_the_users_line(module, tmp_path):

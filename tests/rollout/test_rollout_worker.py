@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rollout_fakes import Hit, ScriptedEngine, request, words
@@ -243,7 +245,12 @@ async def test_closing_while_the_engine_starts_closes_the_engine_too(made, monke
     )
     starting = asyncio.create_task(worker.start())
     await begun.wait()
+    assert worker.info().waits_for == "importing vLLM"
+    vllms = SimpleNamespace(AsyncLLM=object)
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.async_llm", vllms)
+    assert worker.info().waits_for == "loading the model into vLLM"
     await worker.close()
+    assert worker.info().waits_for == ""
     up.set()
     with pytest.raises(WorkerUnavailableError, match="w8 was closed while its engine started"):
         await starting

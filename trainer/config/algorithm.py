@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticKnownError
 
-from services.common.loading.user_code import is_import_path
+from services.common.loading.user_code import Call, is_import_path
 from services.settings import Settings
 from trainer.algorithm_names import (
     AdvantageKind,
@@ -45,6 +45,9 @@ LossName = Annotated[
         }
     ),
 ]
+
+USERS_LOSS = Call(3, ("clip_low", "clip_high"))
+"""How the learner calls a loss of the user's own."""
 
 
 class ImportanceSettings(Settings):

@@ -32,7 +32,7 @@ from trainer.algorithms import (
     users_policy_loss,
 )
 from trainer.algorithms.terms import NOT_SUMMED
-from trainer.config.algorithm import AlgorithmSettings
+from trainer.config.algorithm import USERS_LOSS, AlgorithmSettings
 from trainer.learner.batches.micro_batches import MicroBatch, scored
 
 TERMS = ("policy", "llds", "kl", "entropy", "batch_kl")
@@ -41,7 +41,7 @@ TERMS = ("policy", "llds", "kl", "entropy", "batch_kl")
 @cache
 def token_loss(path: str) -> TokenLoss:
     """The user's own loss of `algorithm.loss`. Raises UserError."""
-    return load("algorithm.loss", path, "a function of log-probs and advantages")
+    return load("algorithm.loss", path, "a function of log-probs and advantages", USERS_LOSS)
 
 
 def can_act(algorithm: AlgorithmSettings, batch: TrainBatch, *, llds_lambda: float, anchored: bool) -> bool:

@@ -7,12 +7,11 @@ import functools
 import math
 import re
 from collections.abc import Callable
-from inspect import iscoroutinefunction
 from numbers import Real
 from typing import Any
 
 from services.common.errors import UserError
-from services.common.loading.user_code import calling, find
+from services.common.loading.user_code import Call, calling, check_takes, find
 from services.contracts import Trajectory
 from services.likelihood.metrics.verdicts import BEST_REWARD
 from trainer.rewards.answers import (
@@ -112,8 +111,7 @@ def make_reward(kind: str) -> Reward:
         raise UserError(
             f"reward.kind {kind!r}: expected a function of one trajectory, found {type(found).__name__}"
         )
-    if iscoroutinefunction(found) or iscoroutinefunction(getattr(found, "__call__", None)):  # noqa: B004
-        raise UserError(f"reward.kind {kind!r}: is async; expected a plain function of one trajectory")
+    check_takes(f"reward.kind {kind!r}", "a function of one trajectory", found, Call(1))
     return _UsersReward(kind, found)
 
 

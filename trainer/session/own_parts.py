@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from services.common.loading.user_code import is_import_path, load
+from services.common.loading.user_code import Call, is_import_path, load
 from services.rollout.worker.templates import template_class
 from services.rollout.worker.tools import load_tools
 from trainer.algorithm_names import is_known_loss
+from trainer.config.algorithm import USERS_LOSS
 from trainer.config.schema import Config
 from trainer.loop.records.users_metrics import StepMetrics, load_metrics
 from trainer.rewards import Reward, make_reward, right_at
@@ -39,7 +40,7 @@ def parts_of(config: Config) -> Iterator[Part]:
         yield Part(
             "algorithm.loss",
             loss,
-            partial(load, "algorithm.loss", loss, "a function of log-probs and advantages"),
+            partial(load, "algorithm.loss", loss, "a function of log-probs and advantages", USERS_LOSS),
         )
     held_out = config.evaluation.retriever
     indexes = {
@@ -48,7 +49,7 @@ def parts_of(config: Config) -> Iterator[Part]:
     }
     for key, index in indexes.items():
         if index and is_import_path(index):
-            yield Part(key, index, partial(load, key, index, "a function of a query and topk"))
+            yield Part(key, index, partial(load, key, index, "a function of a query and topk", Call(2)))
 
 
 @dataclass(frozen=True)

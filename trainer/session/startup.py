@@ -44,7 +44,7 @@ from trainer.session.own_parts import OwnParts
 from trainer.session.preflight import check_learner_files, check_prompts, check_retrievers, check_room
 from trainer.session.ray_watch import RECONNECT_SECONDS, leave_starting_ray
 from trainer.session.resuming.rules import Resumed
-from trainer.session.waits import told
+from trainer.session.waits import busy, told
 
 Say = Callable[[str], None]
 CANCEL_SECONDS = 10.0
@@ -89,7 +89,7 @@ def connect_ray(say: Say) -> None:
             signals.cut_short(leave_starting_ray),
             signals.kept(),
             _in_a_group_of_their_own(),
-            told(say, "Ray to start"),
+            told(say, lambda: f"Ray to start{busy()}"),
         ):
             if address:
                 # A job may bring some of these variables itself (--runtime-env), and Ray refuses the same
@@ -362,8 +362,12 @@ async def wait_for_room(config: Config, learner: LearnerGroup) -> None:
 
 def starting(pool: RolloutPool, learner: LearnerGroup) -> str:
     """The parts that have not started yet, for the line that a waiting run prints."""
-    workers = [f"rollout worker {w.id} ({w.state})" for w in pool.workers() if w.state != "ready"]
-    return ", ".join([*workers, *([] if learner.where else ["the learner"])])
+    workers = [
+        f"rollout worker {w.id} ({w.state}{w.waits_for and ': '}{w.waits_for})"
+        for w in pool.workers()
+        if w.state != "ready"
+    ]
+    return ", ".join([*workers, *([] if learner.where else ["the learner"])]) + busy()
 
 
 @asynccontextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from services.common.counting import counted
 
 if TYPE_CHECKING:
     from trainer.loop.driver import Driver
@@ -62,6 +65,13 @@ def _asked(function: Callable[[], Any] | None) -> Any:
         return function() if function is not None else None
     except (RuntimeError, KeyError):
         return None
+
+
+def busy() -> str:
+    """Where more processes want to run than there are cores, that it is so; otherwise ""."""
+    load = os.getloadavg()[0]
+    cores = os.cpu_count() or 1
+    return f"; load {load:.0f} on {counted(cores, 'core')}" if load > cores else ""
 
 
 def waits_of(driver: Driver) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -10,6 +11,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -72,16 +74,54 @@ def _names_in(holder: Any, wanted: str) -> str:
     return f"; it has: {shown or 'no function or class'}" + (f"; did you mean {near}?" if near else "")
 
 
-def load(key: str, path: str, expected: str) -> Callable[..., Any]:
+def load(key: str, path: str, expected: str, *calls: Call) -> Callable[..., Any]:
     """The function or class at an import path. key: of the configuration, for the error; expected: what it
-    should be, such as `a function of one trajectory`. Raises UserError."""
+    should be, such as `a function of one trajectory`; calls: as of `check_takes`, where its signature is to
+    be checked. Raises UserError."""
     if not is_import_path(path):
         raise UserError(f"{key}={path}: expected an import path package.module:name of {expected}")
     with calling(f"{key}={path}: cannot be imported"):
         found = find(path)
     if not callable(found):
         raise UserError(f"{key}={path}: expected {expected}, found {type(found).__name__}")
+    for call in calls:
+        check_takes(f"{key}={path}", expected, found, call)
     return found
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a function of the user's is called: the number of its arguments, and the names of those by name."""
+
+    arguments: int
+    by_name: tuple[str, ...] = ()
+    function: bool = True
+    """Whether it must be a function (or an object that is called as one) that is not `async`. Otherwise a
+    class will do too."""
+
+
+def check_takes(where: str, expected: str, found: Callable[..., Any], call: Call) -> None:
+    """That an object of the user's can be called so, by its signature alone: nothing is called. One of C code
+    may have no signature, and passes. where, expected: of the error. Raises UserError."""
+    if call.function and inspect.isclass(found):
+        raise UserError(f"{where}: expected {expected}, found the class {found.__name__}")
+    if call.function and is_async(found):
+        raise UserError(f"{where}: is async; expected a plain one: {expected}")
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*range(call.arguments), **dict.fromkeys(call.by_name))
+    except TypeError as error:
+        name = getattr(found, "__name__", type(found).__name__)
+        has = f"{name}({', '.join(signature.parameters)})"
+        raise UserError(f"{where}: expected {expected}, found {has}: {error}") from None
+
+
+def is_async(found: Callable[..., Any]) -> bool:
+    """Whether a call of it gives a coroutine."""
+    return inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(type(found).__call__)
 
 
 @contextmanager

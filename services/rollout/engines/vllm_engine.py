@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -56,6 +57,14 @@ ENVIRONMENT = {
     "PYTHONWARNINGS": "ignore::FutureWarning",
 }
 """Set before vLLM is imported, unless already set."""
+
+
+def start_stage() -> str:
+    """How far the start of an engine in this process has come."""
+    # The last modules of vLLM that either engine imports.
+    last = (("async_llm", "AsyncLLM"), ("llm_engine", "LLMEngine"))
+    imported = any(hasattr(sys.modules.get(f"vllm.v1.engine.{module}"), name) for module, name in last)
+    return "loading the model into vLLM" if imported else "importing vLLM"
 
 
 def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[str, Any]:

@@ -37,6 +37,9 @@ LAST_BACK_OFF_SECONDS = 30.0
 CRASHES = 5
 """Workers of one slot that end without having finished a trajectory, before the slot is given up."""
 CLOSE_SECONDS = 10.0
+STAGE_SECONDS = 5.0
+ASK_SECONDS = 60.0
+"""A worker that starts is asked so often how far it is, and may take so long for the answer."""
 GRACE_SECONDS = 10.0
 """Beyond a worker's own deadlines, before the pool's."""
 
@@ -170,6 +173,7 @@ class Membership:
 
     async def _start_member(self, slot: int) -> None:
         """Start a worker once there is room for it. Raises as `placement.reserve` and `_start_on`."""
+        self._roster.stages[slot] = "room on the cluster"
         await self._start_on(await placement.reserve(self._settings), slot)
 
     async def _start_on(self, group: PlacementGroup, slot: int) -> None:
@@ -204,13 +208,30 @@ class Membership:
         limit = self._settings.start_timeout_seconds
         try:
             # The first answer tells where its process runs, should the engine not come up.
+            self._roster.stages[member.slot] = "its process"
             member.info = await member.worker.info(timeout_seconds=limit)
-            member.info = await member.worker.start(timeout_seconds=limit)
+            over = asyncio.Event()
+            asking = asyncio.create_task(self._ask_its_stage(member, over))
+            try:
+                member.info = await member.worker.start(timeout_seconds=limit)
+            finally:
+                over.set()
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
         except TimeoutError:
             raise EnvironmentLacks(
                 f"rollout worker {member.id}: its engine was not up within "
                 f"rollout.start_timeout_seconds={limit:g}"
             ) from None
+
+    async def _ask_its_stage(self, member: Member, over: asyncio.Event) -> None:
+        """Nothing hangs on an answer: whether the worker lives, its start tells. over: beside a cancel, which
+        `wait_for` may swallow."""
+        while not over.is_set():
+            self._roster.stages[member.slot] = member.info.waits_for
+            await asyncio.sleep(STAGE_SECONDS)
+            with contextlib.suppress(TimeoutError, WorkerLostError, RayError):
+                member.info = await member.worker.info(timeout_seconds=ASK_SECONDS)
 
     def _fill(self) -> None:
         """Start a worker in each slot that lacks one."""
@@ -245,6 +266,7 @@ class Membership:
         elif slot in roster.no_room:
             await asyncio.sleep(LAST_BACK_OFF_SECONDS)
         group = None
+        roster.stages[slot] = "room on the cluster"
         try:
             group = await placement.reserve(self._settings)
             await self._start_on(group, slot)

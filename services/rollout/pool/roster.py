@@ -53,6 +53,8 @@ class Roster:
         """Workers that finish what they run, and get nothing new."""
         self.starting: dict[int, asyncio.Task] = {}
         """Tasks that start a worker, by slot."""
+        self.stages: dict[int, str] = {}
+        """What the newest worker of a slot waits for, or has waited for, while it starts."""
         self.incarnations: Counter[int] = Counter()
         self.crashes: Counter[int] = Counter()
         """Workers of a slot that ended in a row without having finished a trajectory."""
@@ -105,7 +107,12 @@ class Roster:
     def describe(self) -> list[WorkerInfo]:
         there = [*self.all(), *self.waiting]
         come = self.starting.keys() - {m.slot for m in there if m.state is not WorkerState.DRAINING}
-        starting = [WorkerInfo(self.name(slot), 0, "", 0, state=WorkerState.STARTING) for slot in come]
+        starting = [
+            WorkerInfo(
+                self.name(slot), 0, "", 0, state=WorkerState.STARTING, waits_for=self.stages.get(slot, "")
+            )
+            for slot in come
+        ]
         return sorted([*(m.describe() for m in there), *starting], key=lambda w: w.id)
 
     # -- what is wrong

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from services.common.deadlines import within
 from services.common.errors import UserError
-from services.common.loading.user_code import calling, load
+from services.common.loading.user_code import Call, calling, check_takes, load
 from services.contracts import Question
 
 _THREADS = ThreadPoolExecutor(64, "tools")
@@ -52,7 +52,24 @@ EXPECTED = "a tool: a function of content and question, or a class that is made 
 
 def load_tools(paths: Mapping[str, str]) -> dict[str, Callable[..., object]]:
     """The functions and classes of `rollout.tools`, by tag. Raises UserError, one line with the key."""
-    return {name: load(f"rollout.tools.{name}", path, EXPECTED) for name, path in paths.items()}
+    return {name: _tool(f"rollout.tools.{name}", path) for name, path in paths.items()}
+
+
+def _tool(key: str, path: str) -> Callable[..., object]:
+    found = load(key, path, EXPECTED)
+    where = f"{key}={path}"
+    check_takes(where, EXPECTED, found, Call(1 if isinstance(found, type) else 2, function=False))
+    if isinstance(found, type):
+        # Not `getattr`, which finds that of `type`: the call that makes an object.
+        call = next(
+            (base.__dict__["__call__"] for base in found.__mro__ if "__call__" in base.__dict__), None
+        )
+        expected = "a class whose objects are called with the content"
+        if call is None:
+            raise UserError(f"{where}: expected {expected}, found {found.__name__} without __call__")
+        if inspect.isfunction(call):  # of the object itself and the content
+            check_takes(where, expected, call, Call(2, function=False))
+    return found
 
 
 class Toolbox:

@@ -148,9 +148,15 @@ class RolloutWorker:
             self._version,
             tokens,
             state,
-            waits_for="; ".join(filter(None, (client.waits() for client in self._clients.values()))),
+            waits_for=self._waits_for(),
             hits_left_out=sum(client.left_out for client in self._clients.values()),
         )
+
+    def _waits_for(self) -> str:
+        if self._state is WorkerState.STARTING:
+            vllm = self._settings.engine == "vllm"
+            return vllm_engine.start_stage() if vllm else "loading the model"
+        return "; ".join(filter(None, (client.waits() for client in self._clients.values())))
 
     def engine_pids(self) -> list[int]:
         """Ids of the engine's own processes."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Protocol
 
-from services.common.loading.user_code import load, told
+from services.common.loading.user_code import Call, load, told
 from services.contracts import Trajectory
 
 KEY = "trainer.metrics"
@@ -25,7 +25,7 @@ class StepMetrics(Protocol):
 
 def load_metrics(paths: Sequence[str]) -> dict[str, StepMetrics]:
     """The functions by their paths. Raises UserError, one line with the key."""
-    return {path: load(KEY, path, "a function of trajectories and rewards") for path in paths}
+    return {path: load(KEY, path, "a function of trajectories and rewards", Call(2)) for path in paths}
 
 
 class UsersMetrics:

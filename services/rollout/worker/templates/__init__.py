@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from services.common.errors import UserError
-from services.common.loading.user_code import calling, find
+from services.common.loading.user_code import Call, calling, check_takes, find
 from services.common.names import nearest
 from services.rollout.worker.templates.base import ParsedAction, TagTemplate, Template, reading_of
 
@@ -38,6 +38,8 @@ def template_class(name: str) -> Callable[[Any, RolloutSettings], Template]:
         factory = find(path)
     if not callable(factory):
         raise UserError(f"rollout.template={name}: expected a class, found {type(factory).__name__}")
+    expected = "a class that is made from a tokenizer and the settings"
+    check_takes(f"rollout.template={name}", expected, factory, Call(2, function=False))
     return cast("Callable[[Any, RolloutSettings], Template]", factory)
 
 
