@@ -1,4 +1,4 @@
-"""All BM25 engines over one corpus, in turns in one run, and their rows of the table in docs/benchmarks.md.
+"""All BM25 engines over one corpus, in one run, and their rows of the table in docs/benchmarks.md.
 
     python -m benchmarks.bm25_rivals CORPUS QUESTIONS WORK [--rivals PYTHON] [--engines packed lucene ...]
         [--seconds 1800] [--out RESULT.json]

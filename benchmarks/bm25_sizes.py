@@ -5,10 +5,10 @@
 ENGINE is packed or bm25s-format (ours, by format of the postings), bm25s (the package, its numba backend),
 tantivy, or lucene (the Java classes that pyserini wraps, out of its jar, called as it calls them; needs Java
 and `pip install --no-deps pyserini==0.25.0 pyjnius`, nothing else of pyserini's). Prints a line of JSON. Run
-the engines in turns on an otherwise equal machine: seconds are of the clock, cpu_ms are processor time per
-question, one question at a time, which other work on the machine changes less. QUESTIONS are JSON Lines with
-`question`. The corpus is JSON Lines with `id` and `contents`. Engines that are not installed here can be in
-an environment of their own: the two of ours alone need this project.
+the engines one after the other on an otherwise equal machine: seconds are of the clock, cpu_ms are processor
+time per question, one question at a time, which other work on the machine changes less. QUESTIONS are JSON
+Lines with `question`. The corpus is JSON Lines with `id` and `contents`. Engines that are not installed here
+can be in an environment of their own: the two of ours alone need this project.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All engines in turns: a row for each that ends, and a line for each that does not."""
+"""All engines in one run: a row for each that ends, and a line for each that does not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.places import ROOT
 from tests.retriever.retriever_fixtures import CORPUS
 
 
-def test_engines_are_measured_in_turns_and_one_that_is_absent_is_said(tmp_path, monkeypatch, capsys):
+def test_engines_are_measured_in_one_run_and_one_that_is_absent_is_said(tmp_path, monkeypatch, capsys):
     (tmp_path / "asked").write_text(json.dumps({"question": "the town of Morwen"}) + "\n")
     words = [CORPUS, tmp_path / "asked", tmp_path / "work", "--engines", "packed", "tantivy"]
     words += ["--rivals", "false", "--out", tmp_path / "result.json"]
@@ -33,4 +33,4 @@ def test_the_rows_are_those_of_the_page():
     for found in engines:
         row = bm25_rivals.row_of(found, found["passages"])
         assert row == found["row"]
-        assert row in page or row.replace("| 1,000,000 |", "| 1,000,000, in turns |") in page
+        assert row in page or row.replace("| 1,000,000 |", "| 1,000,000, in one run |") in page
