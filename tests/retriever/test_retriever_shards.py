@@ -190,13 +190,14 @@ def test_documents_of_two_shards_with_one_id_are_told_apart(tmp_path):
         served(shard("second", "millers", "a town of weavers and more")) as b,
         served(f"shards+{a.url},{b.url}", shard_seconds=60) as front,
     ):
-        body = {"queries": ["weavers", "millers"], "topk": 5}
+        body = {"queries": ["weavers", "millers", "weavers and more"], "topk": 5}
         answer = httpx.post(f"{front.url}/retrieve", json=body, trust_env=False, timeout=60).json()["result"]
     assert [(d["id"], d["contents"]) for d in answer[0]] == [
         ("page_1", weavers),
         ("page_1#2", "a town of weavers and more"),
     ]
     assert [d["id"] for d in answer[1]] == ["page_0", "page_0"]  # one passage, which both have
+    assert [d["id"] for d in answer[2]] == ["page_1#2", "page_1"]  # by shard, whichever is better
 
 
 def test_a_shard_takes_no_more_than_its_limits_and_says_so_through_the_front(indexes):
