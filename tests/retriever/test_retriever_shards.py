@@ -168,6 +168,13 @@ def test_shards_of_rows_without_ids_are_refused_since_each_counts_from_0(tmp_pat
             "different passages share an id. Rows without ids are numbered from 0 .*`unspiral data passages`",
         ):
             opened(a.url, b.url)
+        with (
+            served(built(tmp_path, "given", numbered[:46])) as given,
+            pytest.raises(
+                IndexInvalid, match="where rows have ids, give them others, different in each shard"
+            ),
+        ):
+            opened(a.url, given.url)
         with served(built(tmp_path, "later", numbered[70:])) as c:
             opened(a.url, c.url).close()
     with (
