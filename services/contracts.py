@@ -265,7 +265,7 @@ class TrainBatch(TokenBatch):
     advantages: np.ndarray
     """float32 [B]."""
     preserved: np.ndarray
-    """The trajectories whose likelihood LLDS holds: bool [B]."""
+    """The trajectories whose likelihood LLDS preserves: bool [B]."""
     valid: np.ndarray
     """bool [B]. A row that is not valid is scored, and takes no part in any loss or count."""
     answer_mask: np.ndarray | None = None

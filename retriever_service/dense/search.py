@@ -68,8 +68,7 @@ def made_of(kind: str, what: str) -> AbstractContextManager[None]:
 
 def set_search_effort(index, nprobe: int | None, ef_search: int | None) -> None:
     """Set the number of lists (IVF) or the width of the front (HNSW) that a search visits. Other indexes
-    ignore both. `ef_search` is also for a graph over lists; by default its front is four times as wide as the
-    lists are many."""
+    ignore both. `ef_search` is also for a graph over lists; by default its front is four times `nprobe`."""
     faiss = import_faiss()
     inner = faiss.downcast_index(index)
     graph = inner

@@ -12,7 +12,7 @@ _BM25 = ("analyzer", "k1", "b")
 _DENSE = ("family", "max_tokens", "fingerprint")
 _MENDED = (
     "Rows without ids are numbered from 0 on in each corpus: `unspiral data passages` writes a corpus with "
-    "ids, under its file's name"
+    "ids, under its file's name; where rows have ids, give them others, different in each shard"
 )
 
 

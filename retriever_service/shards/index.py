@@ -288,14 +288,16 @@ def _hits(shard: Shard, answer: dict[str, Any], count: int) -> list[Hits]:
 
 def merged(lists: Sequence[Hits], numbers: Sequence[int], topk: int) -> Hits:
     """The best of several lists, each best first; equal scores in the order of the lists. Of different
-    documents with one id the later ones get the number of their shard behind it: `17#2`."""
+    documents with one id those of the higher shards get the number of their shard behind it: `17#2`."""
     every = [(hit, number) for hits, number in zip(lists, numbers, strict=True) for hit in hits]
     every.sort(key=lambda one: -one[0][1])
+    best = [(hit, number, orjson.loads(hit[0])) for hit, number in every[:topk]]
+    first: dict[str, bytes] = {}
+    for (raw, _), _, document in sorted(best, key=lambda one: one[1]):
+        first.setdefault(document["id"], raw)
     found: Hits = []
-    seen: dict[str, bytes] = {}
-    for (raw, score), number in every[:topk]:
-        document = orjson.loads(raw)
-        if seen.setdefault(document["id"], raw) != raw:
+    for (raw, score), number, document in best:
+        if first[document["id"]] != raw:
             raw = orjson.dumps(document | {"id": f"{document['id']}#{number}"})
         found.append((raw, score))
     return found

@@ -1,11 +1,13 @@
 """`unspiral data passages`: documents of one's own become a corpus that is indexed and searched."""
 
 import json
+import tracemalloc
 
 import pytest
 from command_line import run  # noqa: F401
 
 from trainer.data.documents import sections_of
+from trainer.data.taken import Taken
 
 PUMP = """---
 author: somebody
@@ -160,6 +162,21 @@ def test_rows_with_the_same_id_get_ids_of_their_own(tmp_path, run):
     ids = [row["id"] for row in rows(out)]
     assert ids == ["1", "dup_1#0", "dup_1#1", "dup_3", "dup_3_2", "2#0", "dup_5#0", "dup_5#1"]
     assert run("index", "build", "--corpus", str(out), "--out", str(tmp_path / "i"))[0] == 0
+
+
+def test_the_ids_of_a_large_corpus_take_few_bytes_each():
+    tracemalloc.start()
+    try:
+        taken = Taken()
+        for i in range(30_000):
+            taken.add(f"document_{i}")
+            taken.add(f"document_{i // 2}")
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 24 * 30_000
+    assert all(f"document_{i}" in taken for i in range(30_000))
+    assert not any(f"document_{i}" in taken for i in range(30_000, 60_000))
 
 
 def test_what_cannot_be_read_is_left_out_with_skip_bad_and_counted(notes, tmp_path, run):

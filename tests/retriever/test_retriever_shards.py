@@ -168,6 +168,13 @@ def test_shards_of_rows_without_ids_are_refused_since_each_counts_from_0(tmp_pat
             "different passages share an id. Rows without ids are numbered from 0 .*`unspiral data passages`",
         ):
             opened(a.url, b.url)
+        with (
+            served(built(tmp_path, "given", numbered[:46])) as given,
+            pytest.raises(
+                IndexInvalid, match="where rows have ids, give them others, different in each shard"
+            ),
+        ):
+            opened(a.url, given.url)
         with served(built(tmp_path, "later", numbered[70:])) as c:
             opened(a.url, c.url).close()
     with (
@@ -190,13 +197,14 @@ def test_documents_of_two_shards_with_one_id_are_told_apart(tmp_path):
         served(shard("second", "millers", "a town of weavers and more")) as b,
         served(f"shards+{a.url},{b.url}", shard_seconds=60) as front,
     ):
-        body = {"queries": ["weavers", "millers"], "topk": 5}
+        body = {"queries": ["weavers", "millers", "weavers and more"], "topk": 5}
         answer = httpx.post(f"{front.url}/retrieve", json=body, trust_env=False, timeout=60).json()["result"]
     assert [(d["id"], d["contents"]) for d in answer[0]] == [
         ("page_1", weavers),
         ("page_1#2", "a town of weavers and more"),
     ]
     assert [d["id"] for d in answer[1]] == ["page_0", "page_0"]  # one passage, which both have
+    assert [d["id"] for d in answer[2]] == ["page_1#2", "page_1"]  # by shard, whichever is better
 
 
 def test_a_shard_takes_no_more_than_its_limits_and_says_so_through_the_front(indexes):

@@ -29,6 +29,7 @@ from services.contracts import Question, TokenBatch
 from services.rollout.worker.loop import run_trajectory
 from services.rollout.worker.templates import make_template
 from services.rollout.worker.templates.search_r1 import rendered
+from services.rollout.worker.templates.thoughts import Dropping
 from services.rollout.worker.templates.tool_calls import INVALID, TOOLS, WORDS
 from services.settings import RolloutSettings
 from trainer.commands.work.warm_start import run_warm_start
@@ -129,6 +130,19 @@ def test_on_qwens_words_turns_without_thoughts_have_the_chat_templates_tokens(ch
 
 def _holds(ids, part):
     return any(ids[n : n + len(part)] == part for n in range(len(ids)))
+
+
+def test_the_end_of_a_long_thought_is_found_in_a_few_readings():
+    """Of one letter per token; every reading takes the worker's event loop as long as the text."""
+    read = []
+
+    def decode(ids):
+        read.append(len(ids))
+        return "".join(map(chr, ids))
+
+    written = list(map(ord, f"{'word ' * 4000}</think>\n\nOslo"))
+    assert Dropping("", breaks=True).left(written, decode, list) == list(map(ord, "Oslo"))
+    assert len(read) < 20
 
 
 def test_a_trajectory_without_its_earlier_thoughts_is_never_trained_on(bpe):

@@ -16,6 +16,7 @@ from services.common.files import written_aside
 from services.common.records import Record, data_files, field_of, no_utf8, read_records
 from services.common.records.columns import CONTENTS, IDENTITY, is_missing, plain_name
 from services.common.records.files import DOCUMENTS
+from trainer.data.taken import Taken
 
 ENCODINGS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 ROWS = {".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow"}
@@ -76,7 +77,7 @@ def write_passages(src: Path, dst: Path, *, words: int, skip_bad: bool = False) 
     if dst.exists() and src.exists() and dst.samefile(src):
         raise UserError(f"{dst}: is the source itself; give another file to write")
     made = Made()
-    taken: set[str] = set()
+    taken = Taken()
     with written_aside(dst) as aside, aside.open("w", encoding="utf-8") as out:
         for document in _documents(src, made):
             if isinstance(document, UserError):
@@ -105,13 +106,15 @@ def write_passages(src: Path, dst: Path, *, words: int, skip_bad: bool = False) 
     return made
 
 
-def _free_ids(document: Document, passages: int, taken: set[str]) -> tuple[str, list[str]]:
+def _free_ids(document: Document, passages: int, taken: Taken) -> tuple[str, list[str]]:
     """The id of a document, and those of its passages, which no other one has."""
     names = chain([document.id, document.new_id], (f"{document.new_id}_{n}" for n in count(2)))
     for name in names:
         ids = [name] if passages == 1 else [f"{name}#{number}" for number in range(passages)]
-        if taken.isdisjoint([name, *ids]):
-            taken.update([name, *ids])
+        own = dict.fromkeys([name, *ids])
+        if not any(id in taken for id in own):
+            for id in own:
+                taken.add(id)
             break
     return name, ids
 

@@ -54,7 +54,7 @@ class ScoredStep:
     control: np.ndarray | None = None
     """The tag tokens (`control_mask`), bool [sum T]. None: not known."""
     preserved: np.ndarray | None = None
-    """The trajectories that LLDS holds, bool [B]. None: a run that has no such set."""
+    """The trajectories that LLDS preserves, bool [B]. None: a run that has no such set."""
 
     @property
     def logp_old(self) -> np.ndarray:

@@ -240,7 +240,7 @@ def unrewarded_share(
     right: Sequence[bool | None] | None,
     preserved: np.ndarray,
 ) -> float | None:
-    """Share of the tokens that LLDS holds (preserved: bool [B]) that come from groups without any right
+    """Share of the preserved tokens (preserved: bool [B]) that come from groups without any right
     answer and without two different rewards: all their advantages are 0, which counts as not negative. The
     metric `llds/preserved_unrewarded`; None where no token is held."""
     values = known_rewards(rewards)

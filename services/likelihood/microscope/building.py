@@ -40,7 +40,7 @@ class Slide:
     advantages: list[float]
     right: list[bool | None]
     preserved: list[bool] | None
-    """Which LLDS holds; None where it is off."""
+    """Which LLDS preserves; None where it is off."""
     gate: LldsGate | None
 
     @classmethod

@@ -18,7 +18,7 @@ class LldsGate:
     """Drops of at most so many nats count as none."""
 
     def held(self, before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> list[list[int]]:
-        """Indexes of the tokens of each action on which the gate is open, for one trajectory that LLDS holds.
+        """Indexes of the tokens of each action on which the gate is open, for one preserved trajectory.
 
         before, after: log-probs of each action's tokens, in nats. These are the tokens that LLDS would pull
         up next: its gradient is not 0 on them at the weights after the update.

@@ -8,6 +8,7 @@ sampled as the family does, but it is no one sequence to train on.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,7 @@ class Dropping:
         end += len(CLOSED)
         if self.breaks:
             end = len(text) - len(text[end:].lstrip("\n"))
-        first = next((n for n in range(len(token_ids)) if len(decode(token_ids[:n])) >= end), len(token_ids))
+        first = bisect_left(range(len(token_ids)), end, key=lambda n: len(decode(token_ids[:n])))
         rest = decode(token_ids[:first])[end:]
         return [*(encode(rest) if rest else []), *token_ids[first:]]
 
