@@ -245,7 +245,9 @@ class Membership:
             self._roster.stages[member.slot] = member.info.waits_for
             await asyncio.sleep(STAGE_SECONDS)
             with contextlib.suppress(TimeoutError, WorkerLostError, RayError):
-                member.info = await member.worker.info(timeout_seconds=ASK_SECONDS)
+                info = await member.worker.info(timeout_seconds=ASK_SECONDS)
+                if not over.is_set():  # otherwise it is older than what the start has told
+                    member.info = info
 
     def _fill(self) -> None:
         """Start a worker in each slot that lacks one."""
