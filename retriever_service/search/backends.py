@@ -21,13 +21,13 @@ from retriever_service.search.index import Index
 from retriever_service.search.published import PublishedIndex
 from retriever_service.search.remote import PREFIX, QdrantIndex
 from retriever_service.search.search_index import SearchIndex
-from retriever_service.search.users_index import UsersIndex
+from retriever_service.search.users_index import UsersIndex, load_search
 from retriever_service.settings import SHARDS, ServerSettings
 from retriever_service.shards.asking import parse
 from retriever_service.shards.index import ShardedIndex
 from services.common.counting import counted
 from services.common.errors import UserError
-from services.common.loading.user_code import Call, is_import_path, load
+from services.common.loading.user_code import is_import_path
 
 Tell = Callable[[str], None]
 """Told, while an index is opened, what that waits for."""
@@ -157,7 +157,7 @@ def _family(settings: ServerSettings, info: IndexInfo) -> str | None:
 
 
 def _check_function(settings: ServerSettings) -> str:
-    load("--index", settings.index, "a function of a query and topk", Call(2))
+    load_search("--index", settings.index)
     return settings.index
 
 

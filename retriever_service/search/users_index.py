@@ -23,6 +23,11 @@ class Search(Protocol):
         """At most `topk` passages of a query, best first: `title, newline, text`, and the score."""
 
 
+def load_search(key: str, path: str) -> Search:
+    """The function at an import path. key: the one that names it, for the error. Raises UserError."""
+    return load(key, path, "a function of a query and topk", Call(2))
+
+
 class UsersIndex:
     """A SearchIndex over such a function. A passage's id is a digest of its text."""
 
@@ -34,7 +39,7 @@ class UsersIndex:
             raise UserError(f"--reranker: does not go with --index {path}, which ranks by itself")
         self.reranker: Reranker | None = None
         self._path = path
-        self._function: Search = load("--index", path, "a function of a query and topk", Call(2))
+        self._function = load_search("--index", path)
         self.info = IndexInfo(backend="function", corpus=path, passages=0, settings={})
 
     def search(self, queries: Sequence[str], topk: int) -> list[Hits]:

@@ -107,8 +107,8 @@ def followed(path: Path) -> Path:
 
 
 def put_folder(made: Path, place: Path, *, earlier: Path) -> None:
-    """Rename the folder `made` to `place`. What stood there is renamed to `earlier`, which must be free; of a
-    link the link alone, so that of a folder elsewhere `place` is its own path (`followed`).
+    """Rename the folder `made` to `place`. A folder or link that stood there is renamed to `earlier`, which
+    must be free. A link keeps its target: to replace that, give `followed(place)`.
 
     At each moment a whole folder has one of both names.
     """

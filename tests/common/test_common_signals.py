@@ -4,11 +4,13 @@ their own."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -126,6 +128,28 @@ print(answers, flush=True)
 sys.exit(code)
 """)
     assert done.returncode == code and "whole" in done.stdout, done
+
+
+def test_only_a_signal_that_ends_a_command_makes_a_library_late(monkeypatch):
+    """The user's code may use others, which neither end the run nor hide the one that does."""
+    monkeypatch.setattr(signals, "OVERDUE_SECONDS", 0.0)
+    heard, told = [], threading.Event()
+
+    def overdue(number):
+        heard.append(number)
+        told.set()
+
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: None)
+    try:
+        with signals.cut_short(overdue):
+            os.kill(os.getpid(), signal.SIGUSR2)
+            with contextlib.suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(10)
+            assert told.wait(10)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert heard == [signal.SIGTERM]
 
 
 def test_handlers_are_installed_in_one_file():

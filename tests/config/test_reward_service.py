@@ -162,6 +162,25 @@ def test_the_call_in_hand_is_named_and_none_follows_one_that_nobody_waits_for():
     assert calls.waits_for() == "" and (calls.returned, len(asked)) == (2, 2)
 
 
+def test_a_function_that_is_called_no_more_is_let_go_of():
+    threads = []
+
+    def reward(trajectory):
+        threads.append(threading.current_thread())
+        return 1.0
+
+    calls = RewardCalls(reward, "m:judge", 600.0)
+    assert asyncio.run(calls.of([answering("x")])) == [1.0]
+    calls.close()
+    calls.close()
+    threads[0].join(60)
+    assert not threads[0].is_alive()
+    assert asyncio.run(calls.of([answering("x")])) == [1.0]  # as where it is asked once more
+    calls.close()
+    threads[1].join(60)
+    assert not threads[1].is_alive()
+
+
 async def later(trajectory):
     return 1.0
 

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -381,6 +381,31 @@ def test_resume_without_a_checkpoint_says_so_and_is_the_next_attempt(tmp_path, m
     trained(made, resume="latest")
     assert [(e["step"], e["attempt"]) for e in events(made) if e["event"] == "resume"] == [(0, 1), (4, 2)]
     assert latest(made.folder.path) == step_folder(made.folder.path, 12)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_leaves_no_thread_of_its_rewards(tmp_path, monkeypatch, fails):
+    """A program may train more than once: each such thread would keep a run's reward, and a model in it."""
+    threads = []
+
+    class Rewarding(Scripted):
+        async def one_step(self, step):
+            def reward(trajectory):
+                threads.append(threading.current_thread())
+
+            self.sampler.calls.reward = reward
+            await self.sampler.calls.of([SimpleNamespace(uid="u")])
+            if fails:
+                raise UserError("no more")
+            return await super().one_step(step)
+
+    made = system(tmp_path)
+    made.folder.close()
+    started(made, monkeypatch, Rewarding)
+    with pytest.raises(UserError, match="no more") if fails else nullcontext():
+        trained(made, resume="latest")
+    threads[0].join(60)
+    assert not threads[0].is_alive()
 
 
 def test_resume_in_an_unused_folder_is_a_first_attempt(tmp_path, monkeypatch):

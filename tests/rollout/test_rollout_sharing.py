@@ -1,6 +1,7 @@
 """Learner and workers on the same GPUs in turns: who may compute when, and what is refused."""
 
 import asyncio
+import contextlib
 import json
 from types import SimpleNamespace
 
@@ -20,6 +21,8 @@ from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import WeightsGoneError
 from trainer.config.schema import parse_config
 from trainer.loop.driver import Driver
+from trainer.session import startup
+from trainer.session.own_parts import OwnParts
 from trainer.session.stopping import StopSignals
 
 SHARED = {"rollout": {"share_gpus": True, "prompts_per_step": 2, "group_size": 2}}
@@ -142,6 +145,63 @@ async def test_in_the_learners_turn_no_engine_starts_and_one_that_was_starting_s
     await pool.wake()
     await until(lambda: len(pool._roster.all()) == 2)
     assert calls == ["info", "start", "sleep", "wake", "info", "start"]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["prepared", "refused"])
+async def test_learner_ranks_are_placed_after_every_worker_has_its_share_of_a_gpu(monkeypatch, fails):
+    """Ray puts shares where they fit best: two ranks placed before the workers get one GPU together."""
+    told = []
+
+    async def does(method, *args):
+        return WorkerInfo("w", 1, "here", 0, state="ready")
+
+    class Ranks:
+        where = (SimpleNamespace(activations=""),)
+
+        def prepare(self):
+            told.append("ranks")
+            if fails:
+                raise UserError("no such model")
+
+        def start(self):
+            told.append("started")
+
+        def demand(self):
+            return {"GPU": 0.4}
+
+        def close(self):
+            pass
+
+    async def start_services(config, stack, say, *, records):
+        return startup.Services("http://x", None, SimpleNamespace())
+
+    workers_answer(monkeypatch, does)
+    slow = iter((0.0, 0.3))
+
+    async def reserve(settings):
+        await asyncio.sleep(next(slow))
+        told.append("room")
+        return SimpleNamespace(bundle_specs=[{"GPU": 0.6}])
+
+    monkeypatch.setattr(placement, "reserve", reserve)
+    for name in ("connect_ray", "leave_ray", "check_room", "check_prompts", "load_tokenizer"):
+        monkeypatch.setattr(startup, name, lambda *arguments, **options: None)
+    monkeypatch.setattr(startup, "questions_of", lambda *arguments: [])
+    monkeypatch.setattr(startup, "PromptCursor", lambda *arguments: None)
+    monkeypatch.setattr(startup, "LearnerGroup", lambda *arguments, **options: Ranks())
+    monkeypatch.setattr(startup, "start_services", start_services)
+    pool = pool_of(workers=2)
+    monkeypatch.setattr(startup, "_pool", lambda *arguments, **options: pool)
+    monkeypatch.setattr(startup.ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 2.0})
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    config = parse_config(raw(rollout={"share_gpus": True, "workers": 2}, learner={"ranks": 2}))
+    parts = OwnParts(lambda trajectory: 1.0, {})
+    with pytest.raises(UserError, match="no such model") if fails else contextlib.nullcontext():
+        async with startup.start_system(config, "m", None, told.append, own=parts, identity={}):
+            assert not fails
+    heard = [text for text in told if text in ("room", "ranks", "started")]
+    assert heard == ["room", "room", "ranks"] + ([] if fails else ["started"])
+    assert pool.workers() == []
 
 
 async def test_an_engine_that_does_not_get_up_does_not_keep_the_learner_waiting(monkeypatch):

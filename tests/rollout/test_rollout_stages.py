@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import SimpleNamespace
 
 from rollout_fakes import ScriptedWorker
@@ -10,6 +11,7 @@ from test_rollout_membership import pool_of, until
 
 from services.contracts import WorkerInfo
 from services.rollout.pool import membership, placement
+from services.rollout.pool.member import Member
 from services.worker_state import WorkerState
 from trainer.session import waits
 from trainer.session.startup import starting
@@ -54,3 +56,28 @@ async def test_a_worker_that_starts_says_what_it_waits_for(monkeypatch):
     up.set()
     await task
     assert pool._roster.members[0].info.pid == 7
+
+
+async def test_an_answer_that_comes_after_the_start_does_not_take_its_place(monkeypatch):
+    """As where `asyncio.wait_for` swallows the cancel: the worker would count as starting, without a pid."""
+    asked = asyncio.Event()
+
+    class Worker(ScriptedWorker):
+        async def info(self, *, timeout_seconds):
+            early = WorkerInfo("w0.1", 0, "here", 0, state=WorkerState.STARTING)
+            self.calls += 1
+            if self.calls == 1:
+                return early
+            asked.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            return early
+
+        async def start(self, *, timeout_seconds):
+            await asked.wait()
+            return WorkerInfo("w0.1", 7, "here", 0, state=WorkerState.READY)
+
+    monkeypatch.setattr(membership, "STAGE_SECONDS", 0.0)
+    member = Member(0, "w0.1", Worker(None), WorkerInfo("w0.1", 0, "", 0, state=WorkerState.STARTING))
+    await asyncio.wait_for(pool_of(target=1)._membership._bring_up(member), 30)
+    assert (member.info.pid, member.info.state) == (7, WorkerState.READY)

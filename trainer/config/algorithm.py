@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, get_args
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticKnownError
 
-from services.common.loading.user_code import Call, is_import_path
+from services.common.loading.user_code import Call, is_import_path, load
 from services.settings import Settings
 from trainer.algorithm_names import (
     AdvantageKind,
@@ -48,6 +49,11 @@ LossName = Annotated[
 
 USERS_LOSS = Call(3, ("clip_low", "clip_high"))
 """How the learner calls a loss of the user's own."""
+
+
+def load_users_loss(path: str) -> Callable[..., Any]:
+    """The function that `algorithm.loss` names by its import path. Raises UserError."""
+    return load("algorithm.loss", path, "a function of log-probs and advantages", USERS_LOSS)
 
 
 class ImportanceSettings(Settings):

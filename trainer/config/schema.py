@@ -138,10 +138,10 @@ class TrainerSettings(Settings):
     """Times that a lost learner is started again from the last checkpoint; after them the run ends with exit
     status 1."""
     stall_timeout_seconds: float = Field(5400.0, gt=0)
-    """Longest time without progress (a trajectory finished, a call of the learner returned, another stage).
-    Past it the run prints what each part waits for and ends with exit status 1. Longer than
-    learner.step_timeout_seconds, rollout.trajectory_timeout_seconds and reward.timeout_seconds, which name
-    the one that is late."""
+    """Longest time without progress (a trajectory finished, a call of the learner or the reward returned,
+    another stage or step). Past it the run prints what each part waits for and ends with exit status 1.
+    Longer than learner.step_timeout_seconds, rollout.trajectory_timeout_seconds and
+    reward.timeout_seconds, which name the one that is late."""
 
     @field_validator("metrics")
     @classmethod

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from services.common.errors import UserError
-from services.common.loading.user_code import calling, load
+from services.common.loading.user_code import calling
 from services.contracts import TrainBatch
 from trainer.algorithm_names import is_known_loss
 from trainer.algorithms import (
@@ -32,7 +32,7 @@ from trainer.algorithms import (
     users_policy_loss,
 )
 from trainer.algorithms.terms import NOT_SUMMED
-from trainer.config.algorithm import USERS_LOSS, AlgorithmSettings
+from trainer.config.algorithm import AlgorithmSettings, load_users_loss
 from trainer.learner.batches.micro_batches import MicroBatch, scored
 
 TERMS = ("policy", "llds", "kl", "entropy", "batch_kl")
@@ -41,7 +41,7 @@ TERMS = ("policy", "llds", "kl", "entropy", "batch_kl")
 @cache
 def token_loss(path: str) -> TokenLoss:
     """The user's own loss of `algorithm.loss`. Raises UserError."""
-    return load("algorithm.loss", path, "a function of log-probs and advantages", USERS_LOSS)
+    return load_users_loss(path)
 
 
 def can_act(algorithm: AlgorithmSettings, batch: TrainBatch, *, llds_lambda: float, anchored: bool) -> bool:

@@ -23,8 +23,8 @@ _LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Call:
-    """A call in hand."""
+class CallInHand:
+    """A call of the reward function that has not returned."""
 
     uid: str
     """Of its trajectory."""
@@ -59,9 +59,10 @@ class RewardCalls:
         self.limit = f"{key}={timeout_seconds:g}" if key else f"{timeout_seconds:g} s"
         self.returned = 0
         """Calls that have returned."""
-        self._batches: SimpleQueue[Batch] = SimpleQueue()
+        self._batches: SimpleQueue[Batch | None] = SimpleQueue()
+        """None: the end."""
         self._thread: threading.Thread | None = None
-        self._call: Call | None = None
+        self._call: CallInHand | None = None
         self._late: UserError | None = None
 
     async def of(self, trajectories: list[Trajectory]) -> list[float]:
@@ -83,6 +84,13 @@ class RewardCalls:
         finally:
             rewards.cancel()  # where nobody waits any more: no further call is made
 
+    def close(self) -> None:
+        """End the thread, once the call in hand has returned. It would wait for batches as long as the
+        process lives."""
+        if self._thread is not None:
+            self._batches.put(None)
+            self._thread = None
+
     def waits_for(self) -> str:
         """The call in hand, in one line; "" where none is."""
         call = self._call
@@ -102,6 +110,8 @@ class RewardCalls:
     def _work(self) -> None:
         while self._late is None:
             batch = self._batches.get()
+            if batch is None:
+                return
             try:
                 found = self._scored(batch)
             except BaseException as error:  # for the one who asked, whatever the function raised
@@ -117,7 +127,7 @@ class RewardCalls:
         for number, trajectory in enumerate(batch.trajectories, 1):
             if batch.rewards.cancelled():
                 break
-            self._call = Call(trajectory.uid, number, size, time.monotonic())
+            self._call = CallInHand(trajectory.uid, number, size, time.monotonic())
             try:
                 value = self.reward(trajectory)
             finally:

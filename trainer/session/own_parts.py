@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from services.common.loading.user_code import Call, is_import_path, load
+from retriever_service.search.users_index import load_search
+from services.common.loading.user_code import is_import_path
 from services.rollout.worker.templates import template_class
 from services.rollout.worker.tools import load_tools
 from trainer.algorithm_names import is_known_loss
-from trainer.config.algorithm import USERS_LOSS
+from trainer.config.algorithm import load_users_loss
 from trainer.config.schema import Config
 from trainer.loop.records.users_metrics import StepMetrics, load_metrics
 from trainer.rewards import Reward, make_reward, right_at
@@ -37,11 +38,7 @@ def parts_of(config: Config) -> Iterator[Part]:
         yield Part("trainer.metrics", path, partial(load_metrics, [path]))
     loss = config.algorithm.loss
     if not is_known_loss(loss):
-        yield Part(
-            "algorithm.loss",
-            loss,
-            partial(load, "algorithm.loss", loss, "a function of log-probs and advantages", USERS_LOSS),
-        )
+        yield Part("algorithm.loss", loss, partial(load_users_loss, loss))
     held_out = config.evaluation.retriever
     indexes = {
         "retriever.index": config.retriever.index,
@@ -49,7 +46,7 @@ def parts_of(config: Config) -> Iterator[Part]:
     }
     for key, index in indexes.items():
         if index and is_import_path(index):
-            yield Part(key, index, partial(load, key, index, "a function of a query and topk", Call(2)))
+            yield Part(key, index, partial(load_search, key, index))
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ import psutil
 
 from retriever_service.errors import IndexInvalid
 from retriever_service.index_folder.description import read_info
+from retriever_service.search.users_index import load_search
 from services.common import hub
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.loading.user_code import Call, is_import_path, load
+from services.common.loading.user_code import is_import_path
 from services.contracts import Question
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import Template, make_template
@@ -90,7 +91,7 @@ def check_retrievers(config: Config) -> None:
         check_index(key, index)
     for key, settings in _retrievers(config):
         if settings.index and is_import_path(settings.index):
-            load(f"{key}.index", settings.index, "a function of a query and topk", Call(2))
+            load_search(f"{key}.index", settings.index)
         corpus = settings.corpus
         if corpus and not models.is_there(corpus):
             raise UserError(f"{key}.corpus: {corpus}: no such file or folder; docs/data.md says what is read")

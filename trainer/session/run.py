@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -209,6 +209,7 @@ async def _train(
                     about = about_run(config, code, system.learner.where, control.place())
                     with (
                         described(system.store, config.run.name, about, lambda: stop.number),
+                        closing(driver.sampler.calls),
                         announced(control, driver),
                         watched(driver),
                         ray_watched(lambda lost: _ray_has_died(lost, driver, stop, loop)),

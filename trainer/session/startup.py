@@ -422,7 +422,8 @@ async def start_system(
         with told(say, lambda: starting(pool, learner)):
             if config.rollout.share_gpus:
                 # An engine measures the free memory when it starts: till then the learner uses host memory.
-                await asyncio.gather(pool.start(), asyncio.to_thread(learner.prepare))
+                # Ranks placed before the workers hold their shares could both get the same GPU.
+                await pool.start(beside=partial(asyncio.to_thread, learner.prepare))
                 await pool.sleep()
                 await asyncio.to_thread(learner.start)
             else:

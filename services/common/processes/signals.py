@@ -206,9 +206,14 @@ def _watched(overdue: Callable[[int], None]) -> Iterator[None]:
     left = threading.Event()
     read, write = socket.socketpair()
     write.setblocking(False)
+    heard = of_commands()
 
     def watch() -> None:
         number = read.recv(1)
+        while (
+            number and number[0] not in heard
+        ):  # of a handler that the user's code has set for another signal
+            number = read.recv(1)
         if number and not left.wait(OVERDUE_SECONDS):
             overdue(number[0])
 

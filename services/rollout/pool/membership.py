@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Literal
 
 import ray
@@ -61,14 +61,20 @@ class Membership:
         self._retiring: set[asyncio.Task] = set()
         self._pings: dict[Member, asyncio.Task] = {}
         self._turns = Turns()
+        self._rooms = 0
+        """Workers of `start` that have their room on the cluster."""
+        self._placed = asyncio.Event()
+        """Set once all of them have it."""
 
-    async def start(self) -> None:
+    async def start(self, beside: Callable[[], Awaitable[None]] | None = None) -> None:
         roster = self._roster
         roster.target = placement.count(self._settings, ray.cluster_resources(), self._learner_gpus)
         if roster.target == 0:
             raise EnvironmentLacks(f"rollout.workers=all found none: {placement.describe(self._settings)}")
         tasks = [asyncio.create_task(self._start_member(slot)) for slot in range(roster.target)]
         roster.starting = dict(enumerate(tasks))
+        if beside is not None:
+            tasks.append(asyncio.create_task(self._once_placed(beside)))
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -77,6 +83,10 @@ class Membership:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         self._watcher = asyncio.create_task(self._watch())
+
+    async def _once_placed(self, beside: Callable[[], Awaitable[None]]) -> None:
+        await self._placed.wait()
+        await beside()
 
     async def close(self) -> None:
         roster = self._roster
@@ -174,7 +184,11 @@ class Membership:
     async def _start_member(self, slot: int) -> None:
         """Start a worker once there is room for it. Raises as `placement.reserve` and `_start_on`."""
         self._roster.stages[slot] = "room on the cluster"
-        await self._start_on(await placement.reserve(self._settings), slot)
+        group = await placement.reserve(self._settings)
+        self._rooms += 1
+        if self._rooms == self._roster.target:
+            self._placed.set()
+        await self._start_on(group, slot)
 
     async def _start_on(self, group: PlacementGroup, slot: int) -> None:
         """Start a worker on reserved resources, give it the current weights, let it join. Raises
@@ -231,7 +245,9 @@ class Membership:
             self._roster.stages[member.slot] = member.info.waits_for
             await asyncio.sleep(STAGE_SECONDS)
             with contextlib.suppress(TimeoutError, WorkerLostError, RayError):
-                member.info = await member.worker.info(timeout_seconds=ASK_SECONDS)
+                info = await member.worker.info(timeout_seconds=ASK_SECONDS)
+                if not over.is_set():  # otherwise it is older than what the start has told
+                    member.info = info
 
     def _fill(self) -> None:
         """Start a worker in each slot that lacks one."""

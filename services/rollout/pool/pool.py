@@ -15,7 +15,7 @@ import contextlib
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Literal
 
 from retriever_service.client import RetrieverUnavailable
@@ -82,12 +82,13 @@ class RolloutPool:
         self._change = asyncio.Event()
         self._pauses: set[asyncio.Task] = set()
 
-    async def start(self) -> None:
+    async def start(self, beside: Callable[[], Awaitable[None]] | None = None) -> None:
         """Start the configured number of workers. Raises EnvironmentLacks, which names the
-        worker or the resources that are missing, and a worker's own errors."""
+        worker or the resources that are missing, and a worker's own errors. beside: awaited too, called once
+        each worker has its room on the cluster; its errors are raised."""
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(self.close)
-            await self._membership.start()
+            await self._membership.start(beside)
             undo.pop_all()
 
     async def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -27,10 +28,10 @@ LOOKED_AT = 100
 def check_reward(config: Config, reward: Reward) -> Finding:
     """What the function gives each of them, or its own error."""
     kind = config.reward.kind
-    calls = RewardCalls(reward, kind, SECONDS, key=None)
     trajectories = made(_question(config.data.train), config.rollout.reading)
     try:
-        right, wrong, none = asyncio.run(calls.of(trajectories))
+        with closing(RewardCalls(reward, kind, SECONDS, key=None)) as calls:
+            right, wrong, none = asyncio.run(calls.of(trajectories))
     except UserError as error:
         return Finding("reward.kind", "bad", kind, str(error))
     needed = right_at(reward, config.reward.right_at)

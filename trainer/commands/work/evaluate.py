@@ -8,7 +8,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,7 +82,8 @@ def run_eval(
                 keep_answers(done, answers)
             return with_behaviour(scores, done)
 
-    return with_weights(config, checkpoint, say, score)
+    with closing(calls) if calls else nullcontext():
+        return with_weights(config, checkpoint, say, score)
 
 
 def keep_answers(done: Sequence[Trajectory], file: Path) -> None:
