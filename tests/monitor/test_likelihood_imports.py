@@ -84,6 +84,42 @@ def test_parts_of_a_step_from_two_loggers_are_no_second_run(tmp_path):
         assert found["steps"] == 260 and rules(found) == ["validity"]
 
 
+def in_parts(run):
+    """A step in three rows; the first of them is the same in each attempt."""
+    for m in run:
+        yield {"step": m["step"], "lr": 1e-6}
+        yield {"step": m["step"], "entropy": m["entropy"]}
+        yield {"step": m["step"], "reward/mean": m["reward/mean"]}
+
+
+@pytest.mark.parametrize("kind", ["events", "lines"])
+@pytest.mark.parametrize("last", [70, 93])
+def test_a_run_in_parts_that_was_resumed_takes_the_place_of_what_it_does_again(tmp_path, kind, last):
+    first, again = rows_of(healthy_run(3, 100)), rows_of(healthy_run(4, 100))
+    path = tmp_path / "mine"
+    if kind == "events":
+        pytest.importorskip("tensorboard")
+        for attempt in (first, again[last - 20 : last]):
+            mirror = TensorBoardMirror(tmp_path)
+            for m in in_parts(attempt):
+                mirror.step("mine", m["step"], 1.0, {k: v for k, v in m.items() if k != "step"}, None)
+            mirror.close()
+    else:
+        path = write_lines(tmp_path / "log.jsonl", in_parts(first + again[last - 20 : last]))
+    found = read_run(path).metrics
+    assert [m["step"] for m in found] == list(range(last)), "no step of the attempt before stays"
+    wanted = first[: last - 20] + again[last - 20 : last]
+    for name in ("entropy", "reward/mean"):
+        assert [m[name] for m in found] == pytest.approx([m[name] for m in wanted])
+
+
+def test_two_runs_in_parts_are_refused(tmp_path):
+    both = zip(rows_of(healthy_run(1))[:40], sick_run("valid to .1", 2)[:40], strict=True)
+    path = write_lines(tmp_path / "r.jsonl", in_parts([m for pair in both for m in pair]))
+    with pytest.raises(UserError, match="two runs in one file"):
+        replay(path)
+
+
 @pytest.mark.parametrize("empty", [None, float("nan")])
 def test_a_table_with_a_null_where_nothing_was_logged(tmp_path, empty):
     run = rows_of(healthy_run(5))
