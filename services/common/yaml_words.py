@@ -64,8 +64,12 @@ def _line_of_key(text: str, key: str, start: Any) -> int | None:
     from ruamel.yaml.nodes import MappingNode, SequenceNode
 
     waiting: list[Any] = [YAML(typ="safe", pure=True).compose(text)]
+    seen: set[int] = set()
     while waiting:
         node = waiting.pop()
+        if id(node) in seen:  # an alias stands for its anchor's node, which may hold it
+            continue
+        seen.add(id(node))
         if isinstance(node, SequenceNode):
             waiting += node.value
         if not isinstance(node, MappingNode):

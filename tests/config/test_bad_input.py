@@ -344,6 +344,10 @@ def test_a_broken_configuration_is_named_with_its_line_and_a_near_file(tmp_path)
             "data: {}\nrun:\n  dir: x\n  name: a\n  dir: y\n",
             "line 5, column 3: not YAML: the key dir stands twice, first in line 3",
         ),
+        (
+            "run:\n  dir: x\n  dir: y\ndata: &whole\n  part: *whole\n",
+            "line 3, column 3: not YAML: the key dir stands twice, first in line 2",
+        ),
     ):
         refused(
             "config",
