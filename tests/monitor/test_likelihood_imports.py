@@ -48,7 +48,7 @@ def test_what_stops_hangs_or_cannot_be_is_named(tmp_path):
         m["probe/fixed"] = -0.05
         m["entropy"] = None if m["step"] > 100 else m["entropy"]
     doubts = replay(write_lines(tmp_path / "r.jsonl", run))["doubts"]
-    assert doubts["rollout/truncated"].endswith("values are none from 0 to 1: another unit?")
+    assert doubts["rollout/truncated"].endswith("values are not between 0 and 1: another unit?")
     assert doubts["probe/fixed"] == "the same value at every step"
     assert doubts["entropy"] == "no value after step 100"
     assert "eval/em_greedy" not in doubts, "every 20 steps is often enough"
