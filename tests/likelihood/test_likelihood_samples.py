@@ -242,10 +242,15 @@ def test_groups_are_counted_without_reading_a_record(store, monkeypatch):
     post(["d1"], attempt=1)
     assert counted() == (1, 1)
     assert store.trajectory_counts("run", 2) == (0, 0)
-    if isinstance(store, RedisStore):  # as an earlier version left it
+    if isinstance(store, RedisStore):
         body = orjson.loads(store._redis.hget("unspiral:run:run:steps", 1))
-        del body["groups"]
-        store._redis.hset("unspiral:run:run:steps", 1, orjson.dumps(body))
+        fields = {"attempt", "policy_version", "time", "posted", "derived", "trajectories"}
+        assert set(body) == fields, "a service of an earlier version reads no others"
+        store._redis.hdel("unspiral:run:run:groups", 1)  # as such a service leaves it
         assert store.trajectory_counts("run", 1) == (1, 1)
+        store._redis.hset("unspiral:run:run:groups", 1, b"[2,2]")  # such a one has written the step again
+        assert store.trajectory_counts("run", 1) == (1, 1)
+        post(["d1", "e1"], attempt=1)
+        assert counted() == (2, 2)
     store.delete_trajectories("run", 2)
     assert counted() == (0, 0)

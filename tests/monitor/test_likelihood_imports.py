@@ -48,7 +48,7 @@ def test_what_stops_hangs_or_cannot_be_is_named(tmp_path):
         m["probe/fixed"] = -0.05
         m["entropy"] = None if m["step"] > 100 else m["entropy"]
     doubts = replay(write_lines(tmp_path / "r.jsonl", run))["doubts"]
-    assert doubts["rollout/truncated"].endswith("values are none from 0 to 1: another unit?")
+    assert doubts["rollout/truncated"].endswith("values are not between 0 and 1: another unit?")
     assert doubts["probe/fixed"] == "the same value at every step"
     assert doubts["entropy"] == "no value after step 100"
     assert "eval/em_greedy" not in doubts, "every 20 steps is often enough"
@@ -82,6 +82,42 @@ def test_parts_of_a_step_from_two_loggers_are_no_second_run(tmp_path):
     for mixed in (one + other, [m for pair in zip(one, other, strict=True) for m in pair]):
         found = replay(write_lines(tmp_path / "r.jsonl", mixed))
         assert found["steps"] == 260 and rules(found) == ["validity"]
+
+
+def in_parts(run):
+    """A step in three rows; the first of them is the same in each attempt."""
+    for m in run:
+        yield {"step": m["step"], "lr": 1e-6}
+        yield {"step": m["step"], "entropy": m["entropy"]}
+        yield {"step": m["step"], "reward/mean": m["reward/mean"]}
+
+
+@pytest.mark.parametrize("kind", ["events", "lines"])
+@pytest.mark.parametrize("last", [70, 93])
+def test_a_run_in_parts_that_was_resumed_takes_the_place_of_what_it_does_again(tmp_path, kind, last):
+    first, again = rows_of(healthy_run(3, 100)), rows_of(healthy_run(4, 100))
+    path = tmp_path / "mine"
+    if kind == "events":
+        pytest.importorskip("tensorboard")
+        for attempt in (first, again[last - 20 : last]):
+            mirror = TensorBoardMirror(tmp_path)
+            for m in in_parts(attempt):
+                mirror.step("mine", m["step"], 1.0, {k: v for k, v in m.items() if k != "step"}, None)
+            mirror.close()
+    else:
+        path = write_lines(tmp_path / "log.jsonl", in_parts(first + again[last - 20 : last]))
+    found = read_run(path).metrics
+    assert [m["step"] for m in found] == list(range(last)), "no step of the attempt before stays"
+    wanted = first[: last - 20] + again[last - 20 : last]
+    for name in ("entropy", "reward/mean"):
+        assert [m[name] for m in found] == pytest.approx([m[name] for m in wanted])
+
+
+def test_two_runs_in_parts_are_refused(tmp_path):
+    both = zip(rows_of(healthy_run(1))[:40], sick_run("valid to .1", 2)[:40], strict=True)
+    path = write_lines(tmp_path / "r.jsonl", in_parts([m for pair in both for m in pair]))
+    with pytest.raises(UserError, match="two runs in one file"):
+        replay(path)
 
 
 @pytest.mark.parametrize("empty", [None, float("nan")])

@@ -114,6 +114,16 @@ def test_values_that_cannot_be_are_passed_over():
     assert set(replay(run)[0]) == {"unknown"}
 
 
+@pytest.mark.parametrize("broken", [None, float("nan")])
+def test_a_gradient_that_breaks_after_a_value_that_cannot_be_is_named(broken):
+    run = rows(healthy_run(4, 130))
+    run[100]["grad_norm"] = -1.0  # as trainers mark an overflow
+    for m in run[101:]:
+        m["grad_norm"] = broken
+    phases, alarms = replay(run)
+    assert alarms == [("nonfinite", 102)] and set(phases[102:]) == {"collapsed"}
+
+
 @pytest.mark.parametrize("value", [1e300, 1.7e308, 10**400, np.float64(1e300)])
 @pytest.mark.parametrize(
     ("name", "rule"), [("grad_norm", "gradient"), ("entropy", "entropy_high"), ("rollout/length", "length")]

@@ -64,6 +64,25 @@ def test_each_score_is_on_the_open_page_when_it_is_made(browser, run):
     page.close()
 
 
+def test_scores_stay_however_many_other_events_follow(browser, run):
+    evaluated(run, 0, "before", 0.0)
+    evaluated(run, 2, "after", 0.97)
+    step(run, 1, **{GREEDY: 0.0})
+    step(run, 2)
+    with httpx.Client(base_url=run) as client:
+        for number in range(201):
+            body = {"step": 2, "kind": "note", "text": f"note {number}"}
+            client.post("/v1/runs/r/events", json=body).raise_for_status()
+    page = opened(browser, f"{run}/#runs=r")
+    page.locator(".answer.learning", has_text="held-out EM, greedy, before training to step 2").wait_for()
+    page.get_by_role("tab", name="Evaluations").click()
+    rows = page.locator(".evaluations.own tbody tr")
+    rows.nth(1).wait_for()
+    assert rows.count() == 2
+    assert not page.errors
+    page.close()
+
+
 def test_a_step_says_how_much_of_it_is_shown_and_typing_changes_no_mean(browser, run):
     kept = [trajectory("a"), trajectory("b", right=False, answer="Arl"), trajectory("c", group="q2")]
     others = [

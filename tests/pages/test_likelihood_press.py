@@ -100,6 +100,21 @@ def test_a_press_without_an_end_does_not_hold_the_page_up(run, browser):
     page.close()
 
 
+def test_a_press_whose_end_was_never_told_holds_no_later_one_up(run, browser):
+    page = live(run, browser)
+    lost = "new PointerEvent('pointerdown', {pointerId: 77, bubbles: true})"
+    page.evaluate(f"document.body.dispatchEvent({lost})")
+    page.evaluate("""() => { const now = performance.now.bind(performance);
+      performance.now = () => now() + 2 * Unspiral.press.most; }""")
+    page.locator("h1").hover()
+    page.mouse.down()
+    page.evaluate("() => { window.over = false; Unspiral.press.over().then(() => { window.over = true; }); }")
+    assert not page.evaluate("window.over")
+    page.mouse.up()
+    until(page, "window.over")
+    page.close()
+
+
 def test_a_run_that_is_chosen_while_all_are_read_anew_stays_chosen(run, browser):
     run.http.post("/v1/runs/beside/steps", json={"step": 1, "metrics": {"a": 1.0}}).raise_for_status()
     page = live(run, browser)

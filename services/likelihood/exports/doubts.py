@@ -40,9 +40,9 @@ def _of_values(name: str, metrics: Sequence[Mapping[str, Any]], silence: int) ->
     low, high = POSSIBLE.get(name, (-math.inf, math.inf))
     outside = sum(not low - ROUNDING <= value <= high + ROUNDING for _, value in seen)
     if 2 * outside > len(seen) or any(impossible(name, value) for _, value in seen):
-        limits = f"from {low:g} to {high:g}" if math.isfinite(low) else f"up to {high:g}"
-        limits = limits if math.isfinite(high) else f"of at least {low:g}"
-        return f"{outside} of {len(seen)} values are none {limits}: another unit?"
+        limits = f"between {low:g} and {high:g}" if math.isfinite(low) else f"at most {high:g}"
+        limits = limits if math.isfinite(high) else f"at least {low:g}"
+        return f"{outside} of {len(seen)} values are not {limits}: another unit?"
     fresh = Freshness(1, silence)
     for m in metrics:
         fresh.update(m["step"], number(m.get(name)))

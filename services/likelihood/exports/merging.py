@@ -32,9 +32,9 @@ def by_step(path: Path, rows: Sequence[Row], *, ours: bool) -> dict[int, dict[st
             raise UserError(
                 f"{path}:{line}: expected an object with a whole number `step` from 0 to {MAX_STEP}"
             )
-    refuse_two_runs(path, rows)
     if not ours:
-        rows = without_gaps(rows)
+        rows = joined(without_gaps(rows))
+    refuse_two_runs(path, rows)
     found: dict[int, dict[str, Any]] = {}
     before = -1
     for _, row in rows:
@@ -47,6 +47,20 @@ def by_step(path: Path, rows: Sequence[Row], *, ours: bool) -> dict[int, dict[st
         found[step] = row if ours else kept | part
         before = step
     return {step: found[step] for step in sorted(found)}
+
+
+def joined(rows: Sequence[Row]) -> list[Row]:
+    """Rows of which those of one step that follow each other are one, as long as no value changes: event
+    files hold a row per value. A resumed run is then told by whole steps, whichever metric comes first in
+    them."""
+    whole: list[Row] = []
+    for line, row in rows:
+        _, before = whole[-1] if whole else (0, {})
+        if row["step"] != before.get("step") or differing(before, row):
+            whole.append((line, dict(row)))
+        else:
+            before |= {name: v for name, v in row.items() if v is not None or name not in before}
+    return whole
 
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:

@@ -64,8 +64,8 @@ def impossible(name: str, value: Any) -> bool:
 
 
 class Readings:
-    """Passes over values that are impossible, and all others of the metric until `patience` in a row are not:
-    of shares in percent, those below 1 are possible."""
+    """Passes over values that are impossible, and all other numbers of the metric until `patience` in a row
+    are not: of shares in percent, those below 1 are possible."""
 
     def __init__(self, patience: int):
         self.patience = patience
@@ -78,9 +78,9 @@ class Readings:
         for name, value in metrics.items():
             if impossible(name, value):
                 self.doubted[name] = self.patience
-            elif name not in self.doubted:
+            elif name not in self.doubted or number(value) is None:  # no number has no unit
                 kept[name] = value
-            elif number(value) is not None:
+            else:
                 self.doubted[name] -= 1
                 if not self.doubted[name]:
                     del self.doubted[name]

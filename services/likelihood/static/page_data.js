@@ -73,7 +73,7 @@
     async load(name, range) {
       const at = `/v1/runs/${encodeURIComponent(name)}`;
       const part = range ? `&first=${Math.max(0, Math.floor(range[0]))}&last=${Math.max(0, Math.ceil(range[1]))}` : "";
-      const [summary, series, phase, alarms, events, sampled, about, evaluations, headline] = await Promise.all([
+      const [summary, series, phase, alarms, events, sampled, about, evaluations, headline, scores] = await Promise.all([
         this.ask(`${at}/summary`),
         this.ask(`${at}/series?points=${POINTS}${part}`),
         this.ask(`${at}/phase`),
@@ -83,7 +83,9 @@
         this.ask(`${at}/about`),
         this.ask(`${at}/evaluations`).catch(() => []), // a service that is made without a folder has no such route
         range ? this.ask(`${at}/series?points=${POINTS}&names=${HEADLINE}`) : null, // the first screen tells of the whole run
+        this.ask(`${at}/events?kind=evaluation`), // all of them, however many other events have followed
       ]);
+      events.unshift(...scores.filter(({ time }) => time < events[0]?.time));
       return { ...summary, series, about, evaluations, headline, bands: phase.bands, phase: phase.phase, since: phase.since, alarms, events, sampled };
     }
     // The runs in the address, hidden ones too, else the one that was updated last.

@@ -61,11 +61,15 @@
       });
     },
   };
-  const begin = (name) => down.set(name, performance.now());
+  // One whose release was never told is dropped at the next.
+  const begin = (name) => {
+    for (const [other, since] of down) if (performance.now() - since >= U.press.most) down.delete(other);
+    down.set(name, performance.now());
+  };
   function end(name) {
     if (name === undefined) down.clear();
     else down.delete(name);
-    if (!down.size) for (const goOn of waiting) setTimeout(goOn, CLICK);
+    if (!U.press.on) for (const goOn of waiting) setTimeout(goOn, CLICK);
   }
 
   const hear = (kind, does) => document.addEventListener(kind, does, { capture: true, passive: true });

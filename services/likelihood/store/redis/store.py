@@ -6,6 +6,7 @@ Keys, all below `unspiral:`
     RUN:run                       hash: created, updated
     RUN:attempts                  hash: attempt -> its first step
     RUN:steps                     hash: step -> JSON of what was posted and worked out
+    RUN:groups                    hash: step -> JSON of the numbers of its trajectories and groups
     RUN:order                     sorted set of the steps
     RUN:trajectories:{step}       hash: uid -> JSON; expires after `trajectory_seconds`
     RUN:names                     set of metric names
@@ -155,7 +156,6 @@ class RedisStore(RedisSamples, RedisFacts, RedisEvents):
                 "posted": posted,
                 "derived": derived,
                 "trajectories": (old["trajectories"] if old else 0) + len(new),
-                "groups": len({t.group for t in everything}),
             }
             pipe.multi()
             self._replace(pipe, run, step, record.attempt, gone)
@@ -163,6 +163,9 @@ class RedisStore(RedisSamples, RedisFacts, RedisEvents):
                 pipe.incrby(at("count"), len(new))
                 pipe.hset(at("trajectories", step), mapping=new)
                 pipe.expire(at("trajectories", step), self.trajectory_seconds)
+                # Not in the body: earlier versions, beside this one or after it, read no further field.
+                counts = [len(everything), len({t.group for t in everything})]
+                pipe.hset(at("groups"), step, orjson.dumps(counts))
             pipe.hset(at("steps"), step, orjson.dumps(body))
             pipe.zadd(at("order"), {str(step): step})
             self._set_values(pipe, run, step, {**derived, **posted})
@@ -250,6 +253,7 @@ class RedisStore(RedisSamples, RedisFacts, RedisEvents):
         pipe.decrby(at("count"), sum(gone.steps.values()))
         for s in gone.steps:  # curves keep their length: the steps read as NaN, which is all bits 0 here
             pipe.hdel(at("steps"), s)
+            pipe.hdel(at("groups"), s)
             pipe.zrem(at("order"), s)
             pipe.delete(at("trajectories", s))
             chunk, position = series.place(s)
@@ -365,9 +369,9 @@ class RedisStore(RedisSamples, RedisFacts, RedisEvents):
         with self._talking():
             self._known(run)
             count = self._redis.hlen(at("trajectories", step))
-            body = orjson.loads(self._redis.hget(at("steps"), step) or b"{}")
-        if not count or "groups" in body:
-            return count, body.get("groups", 0) if count else 0
+            counted, groups = orjson.loads(self._redis.hget(at("groups"), step) or b"[0, 0]")
+        if not count or count == counted:
+            return count, groups if count else 0
         return count, len({t.group for t in self.trajectories(run, step)})  # posted to an earlier version
 
     def load_monitor(self, run: str, before: int) -> tuple[int, dict[str, Any]] | None:
