@@ -9,13 +9,15 @@ from pathlib import Path
 
 from benchmarks.barometer.collected import Result
 from benchmarks.barometer.judged import Judged, judge, poisson, wilson
-from benchmarks.barometer.plan import KINDS
+from benchmarks.barometer.plan import KINDS, LOOKED_AT, SPENT
 from benchmarks.grids.command_line import write_between
 
 FIRST, LAST = "<!-- barometer: begin -->", "<!-- barometer: end -->"
 SPLITS = ("held out", "looked at")
 ENOUGH = 20
 """Runs of a kind that the plan asks for."""
+AIM = 10
+"""Steps of median lead that the plan asks for."""
 
 
 def everything(results: Sequence[Result]) -> str:
@@ -25,6 +27,7 @@ def everything(results: Sequence[Result]) -> str:
     for split in SPLITS:
         mine = [j for j in judged if j.result.split == split]
         parts += [_head(split, mine), healthy_table(mine), falls_table(mine)] if mine else []
+        parts += [lead] if (lead := leads_line(mine)) else []
     return "\n\n".join(parts) if parts else "No cell has been collected yet."
 
 
@@ -36,22 +39,31 @@ def write_page(results: Sequence[Result], page: Path) -> None:
 def _head(split: str, judged: Sequence[Judged]) -> str:
     seeds = sorted({j.result.header["seed"] for j in judged})
     starts = sorted({j.result.header["warm_start"] for j in judged})
-    what = (
-        "no threshold, fault or metric was chosen by them"
-        if split == "held out"
-        else "they were read while faults and metrics were made, so that they show fit"
-    )
     cpu = [s for j in judged if (s := j.result.header["cpu_seconds"]) is not None]
     cost = f", median {statistics.median(cpu):.0f} s of CPU per run" if cpu else ""
     runs = Counter(j.result.kind for j in judged)
     few = [name for name in KINDS if runs[name] < ENOUGH]
-    short = (
-        f" Fewer than {ENOUGH} runs of {len(few)} of {len(KINDS)} kinds: read the intervals." if few else ""
-    )
+    which = "No kind has" if len(few) == len(KINDS) else f"{len(few)} of {len(KINDS)} kinds have less than"
+    short = f" {which} {ENOUGH} runs: read the intervals." if few else ""
     return (
         f"**{split.capitalize()}**: {_many(len(judged), 'run')}, {_many(len(seeds), 'seed')} "
-        f"({_listed(seeds)}), {_many(len(starts), 'warm start')}{cost}; {what}.{short}"
+        f"({_listed(seeds)}), {_many(len(starts), 'warm start')}{cost}; {_history(seeds)}.{short}"
     )
+
+
+def _history(seeds: Sequence[int]) -> str:
+    """What these seeds have been used for."""
+    said = []
+    if mine := [seed for seed in seeds if seed in LOOKED_AT]:
+        said.append((mine, "read while faults and metrics were made, so that they show fit"))
+    if mine := [seed for seed in seeds if seed in SPENT]:
+        change = "since then they led to one change, the second part of `reward_gap`"
+        said.append((mine, f"held out when first judged; {change}"))
+    if not said:
+        return "no threshold, fault or metric was chosen by them"
+    if len(said) == 1:
+        return said[0][1]
+    return "; ".join(f"{_listed(mine)}: {what}" for mine, what in said)
 
 
 def _many(count: int, what: str) -> str:
@@ -99,6 +111,26 @@ def falls_table(judged: Sequence[Judged]) -> str:
     return "\n".join(lines)
 
 
+def leads_line(judged: Sequence[Judged]) -> str:
+    """How to read a lead, and how many kinds have one that is late. Empty where no kind has a lead."""
+    medians = [statistics.median(leads) for name in KINDS if (leads := _leads(name, judged))]
+    if not medians:
+        return ""
+    late = sum(median < 0 for median in medians)
+    aimed = sum(median >= AIM for median in medians)
+    return (
+        f"A negative lead: the alarm came after the fall. So the median is in {late} of the {len(medians)} "
+        f"kinds with a lead. The plan's aim, a median lead of {AIM} steps, is "
+        + ("missed in all of them." if not aimed else f"met in {aimed} of them.")
+    )
+
+
+def _leads(name: str, judged: Sequence[Judged]) -> list[int]:
+    """Of the runs of a kind that were named and fell."""
+    due = (j for j in judged if j.result.kind == name and j.counted)
+    return [j.fell - a.step for j in due if (a := j.named()) and j.fell is not None]
+
+
 def _fall_row(name: str, mine: Sequence[Judged]) -> str:
     kind = KINDS[name]
     due = [j for j in mine if j.counted]
@@ -107,7 +139,6 @@ def _fall_row(name: str, mine: Sequence[Judged]) -> str:
     low, high = wilson(len(named), len(due))
     begins = kind.begins if kind.kind == "injected" else 1
     waits = [a.step - begins for _, a in named]
-    leads = [j.fell - a.step for j, a in named if j.fell is not None]
     firsts = Counter(a.rule for j in due if (a := j.any_alarm()))
     cells = (
         f"`{name}`",
@@ -118,7 +149,7 @@ def _fall_row(name: str, mine: Sequence[Judged]) -> str:
         f"{len(any_of)} of {len(due)}" if due else "-",
         _spread(waits),
         f"{sum(j.fell is not None for j in mine)} of {len(mine)}",
-        _spread(leads),
+        _spread(_leads(name, mine)),
         ", ".join(f"`{rule}` {n}" for rule, n in firsts.most_common()) or "-",
     )
     return f"| {' | '.join(cells)} |"

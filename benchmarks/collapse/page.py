@@ -33,8 +33,9 @@ def block(results: Results, repeats: Results | None = None) -> str:
     parts = [
         f"A run has {STEPS} steps of {rollout['prompts_per_step']} prompts x {rollout['group_size']} "
         f"samples, {steps} optimiser steps per batch, learning rate {learner['lr']:g} (the full rate); seeds "
-        f"{SEEDS[0]} to {SEEDS[-1]}, paired. {arms_there(results)} {first_batches(results)} "
-        f"{machines(results)}".rstrip(),
+        f"{SEEDS[0]} to {SEEDS[-1]}, paired.",
+        arms_there(results),
+        f"{first_batches(results)} {machines(results)}".strip(),
         "### The plan's outcome",
         verdict(results),
         "### For a user",
@@ -54,7 +55,7 @@ def block(results: Results, repeats: Results | None = None) -> str:
     ]
     for family in FAMILIES:
         parts += _contrasts(results, family)
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
 def _contrasts(results: Results, family: int) -> list[str]:

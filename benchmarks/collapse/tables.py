@@ -134,7 +134,7 @@ def verdict(results: Results) -> str:
         return "Undecided: the primary outcome is missing for some seeds."
     said = [
         f"{c.arm} minus {c.control}: {c.mean:+.3f}, 95 % interval {c.low:+.3f} to {c.high:+.3f}, "
-        f"p = {p_text(c.p)}."
+        f"raw p {p_text(c.p)}."
         for c in found
     ]
     against = [f"{c.arm} minus {c.control}" for c in found if not c.low > 0]

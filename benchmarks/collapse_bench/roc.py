@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -156,6 +157,7 @@ def section(runs: Sequence[Run]) -> str:
     low, high = poisson(len(wrong))
     per = 1000 / steps if steps else math.nan
     rate = f"{per * len(wrong):.1f} ({per * low:.1f} to {per * high:.1f})" if steps else "-"
+    by_rule = ", ".join(f"`{rule}` {n}" for rule, n in Counter(rule for rule, _ in wrong).most_common())
     areas = ", ".join(
         f"{name} {area([r.score(rules) for r in fallen], [r.score(rules) for r in sound])}"
         for name, rules in FAMILIES.items()
@@ -164,9 +166,9 @@ def section(runs: Sequence[Run]) -> str:
         [
             f"*Fallen*: the reward fell from the cause on ({len(fallen)} runs). *Sound*: nothing was "
             f"wrong, and it did not fall ({len(sound)} runs). False alarms: {len(wrong)} in {steps:,} steps "
-            f"of sound runs and before an injected fault, {rate} per 1,000. Rules that compare with a usual "
-            "level learn it from the values 11 to 30, in which an injected fault begins: what they miss here "
-            "they may see where a run was sound for 30 steps.",
+            f"of sound runs and before an injected fault, {rate} per 1,000{f': {by_rule}' if wrong else ''}. "
+            "Rules that compare with a usual level learn it from the values 11 to 30, in which an injected "
+            "fault begins: what they miss here they may see where a run was sound for 30 steps.",
             rules_table(fallen, sound),
             "![ROC of the monitor on these runs](images/collapse_bench_roc.svg)",
             "Area under the curve (95 %, the score interval of Newcombe 2006, method 5, which has a width at "

@@ -36,7 +36,8 @@ def where_llds_loses(scores: Scores) -> str:
     for cure in LLDS:
         found = {cause: effect(scores, (cause, cure), (cause, PLAIN)) for cause in BENCH}
         known = {cause: e for cause, e in found.items() if e.pairs}
-        if not known:
+        ill = [cause for cause in known if cause not in roc.SOUND]
+        if not ill:
             lines.append(f"- `{cure}`: not run yet.")
             continue
         others = [other for other in CURES if other not in (PLAIN, *LLDS)]
@@ -48,10 +49,16 @@ def where_llds_loses(scores: Scores) -> str:
                 for other in (effect(scores, (cause, o), (cause, PLAIN)) for o in others)
             )
         ]
-        by_word = {word: [c for c, e in known.items() if e.word == word] for word in ("helps", "harms", "")}
+        by_word = {word: [c for c in ill if known[c].word == word] for word in ("helps", "harms", "")}
+        sound = "; ".join(
+            f"in sound runs (`{c}`) " + (f"it {e.word}" if e.word else "no effect was shown")
+            for c, e in known.items()
+            if c not in ill
+        )
         lines.append(
-            f"- `{cure}`: of {len(known)} causes it helps under {names(by_word['helps'])} and harms under "
-            f"{names(by_word['harms'])}; under the other {len(by_word[''])} nothing was shown. "
+            f"- `{cure}`: of {len(ill)} causes it helps under {names(by_word['helps'])} and harms under "
+            f"{names(by_word['harms'])}; under the other {len(by_word[''])} nothing was shown"
+            f"{f'; {sound}' if sound else ''}. "
             f"Its mean is below plain GRPO's under "
             f"{names([c for c, e in known.items() if e.mean < 0])}. Another cure "
             f"that is not LLDS has the better mean under {names(beaten)}."

@@ -77,7 +77,7 @@ def table(file: str = FIRST_LOTS) -> str:
         em = {key: scores["overall"]["em"] for key, scores in run["evaluations"].items()}
         probe = [row["probe/fixed"] for row in rows if row.get("probe/fixed") is not None]
         lines.append(
-            f"| {_arm(run)} | {run['steps']} | "
+            f"| {run_label(run)} | {run['steps']} | "
             f"{last_mean(rows, 'reward/mean', 3)} "
             f"| {em['before_greedy']:.3f} -> {em['after_greedy']:.3f} "
             f"| {em['before_sampled']:.3f} -> {em['after_sampled']:.3f} | {probe[-1]:.2f} "
@@ -88,7 +88,8 @@ def table(file: str = FIRST_LOTS) -> str:
     return "\n".join(lines)
 
 
-def _arm(run: dict[str, Any]) -> str:
+def run_label(run: dict[str, Any]) -> str:
+    """Loss, rate and seed of a run, as the tables name it."""
     loss = f"LLDS-A {run['llds.lambda']:g}" if run["llds.lambda"] else "GRPO"
     return f"{loss}, rate {run['lr']:.0e}, seed {run['seed']}"
 
@@ -133,7 +134,7 @@ def by_kind() -> str:
                 )
                 cells.append(f"{before} -> {after}")
             again = " (again)" if file == HALF_RATE and run["lr"] == 1e-5 else ""
-            lines.append(f"| {_arm(run)}{again} | {cells[0]} | {cells[1]} |")
+            lines.append(f"| {run_label(run)}{again} | {cells[0]} | {cells[1]} |")
     return "\n".join(lines)
 
 

@@ -19,7 +19,15 @@ from benchmarks.barometer.cells import Cell, cells, run_grid
 from benchmarks.barometer.collected import RESULTS, Result, collect, read, read_all
 from benchmarks.barometer.judged import fell, judge, poisson, wilson
 from benchmarks.barometer.plan import HELD_OUT_SEEDS, KINDS, LOOKED_AT, chosen, configuration
-from benchmarks.barometer.tables import FIRST, LAST, everything, falls_table, healthy_table, write_page
+from benchmarks.barometer.tables import (
+    FIRST,
+    LAST,
+    everything,
+    falls_table,
+    healthy_table,
+    leads_line,
+    write_page,
+)
 from retriever_service.client import Hit
 from services.common.errors import UserError
 from services.contracts import Question, TrajectoryRequest
@@ -155,9 +163,42 @@ def test_a_driven_run_is_due_only_where_its_reward_fell():
 def test_the_page_says_where_there_are_too_few_runs():
     text = everything([result("leak", 1004, [quiet(s) for s in range(1, 73)])])
     assert text.startswith("**Held out**: 1 run, 1 seed (1004), 1 warm start, median 80 s of CPU per run; ")
-    assert f"Fewer than 20 runs of {len(KINDS)} of {len(KINDS)} kinds: read the intervals." in text
+    assert "no threshold, fault or metric was chosen by them. No kind has 20 runs: read the" in text
     enough = [result(k, s, [quiet(1)]) for k in KINDS for s in HELD_OUT_SEEDS]
-    assert "Fewer than" not in everything(enough) and "20 seeds (1004 to 1023)" in everything(enough)
+    assert "read the intervals" not in everything(enough) and "20 seeds (1004 to 1023)" in everything(enough)
+    fewer = everything([one for one in enough if one.header["seed"] > 1004 or one.kind == "leak"])
+    assert f"{len(KINDS) - 1} of {len(KINDS)} kinds have less than 20 runs: read the intervals." in fewer
+
+
+def test_the_page_says_what_the_seeds_were_used_for():
+    spent, read_before = (result("leak", seeds[0], [quiet(1)]) for seeds in (plan.SPENT, LOOKED_AT))
+    judged_first = "held out when first judged; since then they led to one change"
+    assert judged_first in everything([spent]) and "show fit" not in everything([spent])
+    assert "read while faults and metrics were made, so that they show fit." in everything([read_before])
+    both = everything([spent, read_before])
+    assert (
+        f"; 900: read while faults and metrics were made, so that they show fit; 1000: {judged_first}" in both
+    )
+
+
+def test_the_page_says_how_many_kinds_are_named_after_the_fall():
+    def one(kind, seed, alarm, falls):
+        rows = [
+            quiet(
+                s, **({"probe/lag": -0.3} if s > alarm else {}), **({"reward/mean": 0.1} if s > falls else {})
+            )
+            for s in range(1, 73)
+        ]
+        return judge(result(kind, seed, rows))
+
+    early, late = one("high_rate", 1000, 20, 50), one("high_rate_llds", 1000, 50, 20)
+    assert leads_line([early, late]).endswith(
+        "1 of the 2 kinds with a lead. The plan's aim, a median lead of 10 steps, is met in 1 of them."
+    )
+    assert "1 of the 1 kinds" in leads_line([late]) and leads_line([late]).endswith(
+        "is missed in all of them."
+    )
+    assert leads_line([]) == ""
 
 
 def test_the_page_holds_the_tables_of_what_is_committed(tmp_path):

@@ -53,7 +53,8 @@ def test_the_sentences_on_half_the_rate_are_those_of_the_runs():
     assert [first_alarm(name, HALF_RATE) for name in HALF] == ["none", 28, "none"]
     assert "In seed 101 at half the rate the `likelihood` alarm came at step 28" in SAID
     probes = [row["probe/fixed"] for row in metrics(HALF[1]) if row.get("probe/fixed") is not None]
-    assert probes[-1] == pytest.approx(-0.35, abs=0.005) and "had lost .35 nats per token" in SAID
+    assert [round(value, 2) for value in (probes[0], probes[-1])] == [-0.06, -0.35]
+    assert "right answers frozen in the first steps had gone from -.06 to -.35 nats per token" in SAID
     again = "grpo_lr1e-5_s100_again"
     assert halved(metrics(again)) - first_alarm(again, HALF_RATE) == 6
     assert "came at step 18 again, here 6 steps before" in SAID and first_alarm(again, HALF_RATE) == 18
@@ -73,9 +74,9 @@ def test_the_sentences_on_what_was_learned_are_those_of_the_runs():
         return others(name, file, "after") - others(name, file, "before")
 
     assert [gained(name, HALF_RATE) for name in HALF] == [-3, -2, -2]
-    assert "gives 2 or 3 right answers less than before" in SAID
+    assert "gives 2 or 3 fewer right answers than before" in SAID
     low = [gained(f"{arm}_lr3e-6_s0", FIRST_LOTS) for arm in ("grpo", "llds")]
-    assert low == [44, 46] and "44 and 46 right answers more on the other questions" in SAID
+    assert low == [44, 46] and "44 and 46 more right answers on the other questions" in SAID
     for name in HALF:
         answers = right_after(name, HALF_RATE)
         assert sum(mark == kind == "1" for mark, kind in zip(answers, asked, strict=True)) == 15
