@@ -64,6 +64,23 @@ def sent(holder, outputs, running):
     return [o for client in outputs.values() for o in client.outputs]
 
 
+def test_log_probs_are_those_of_the_sampled_tokens_beside_requests_that_ask_for_more(holder, running):
+    """A step that scores a text by generation gives every row the columns of the likeliest tokens."""
+    from vllm.v1.engine import FinishReason
+
+    assert sent(holder, step(output("a", 20)), running) == []
+    wider = output("a", 21)
+    ids, logprobs, ranks, _ = wider.new_logprobs
+    beside = np.full((1, 2), 9)
+    columns = (np.hstack([kind, beside]) for kind in (ids, logprobs))
+    wider.new_logprobs = type(wider.new_logprobs)(*columns, ranks)
+    assert sent(holder, step(wider), running) == []
+    (last,) = sent(holder, step(output("a", 22, end=FinishReason.LENGTH)), running)
+    assert last.new_token_ids == [20, 21, 22]
+    assert last.new_logprobs.logprobs.tolist() == [[-20.0], [-21.0], [-22.0]]
+    assert last.new_logprobs.logprob_token_ids.tolist() == [[20], [21], [22]]
+
+
 def test_all_tokens_of_an_action_come_at_its_end_in_order_with_their_log_probs(holder, running):
     from vllm.v1.engine import FinishReason
     from vllm.v1.metrics.stats import PrefillStats

@@ -377,7 +377,7 @@ def test_a_template_of_ones_own_is_taken_by_import_path():
         ("raise OSError('no\\nfile')\n", "cannot be imported: OSError: no file ("),
         (
             "class T:\n    pass\n",
-            "cannot be made from a tokenizer and the settings: TypeError: T() takes no arguments",
+            "expected a class that is made from a tokenizer and the settings, found T(): too many",
         ),
         (
             "from services.rollout.worker.templates.base import TagTemplate\n"

@@ -65,8 +65,14 @@ def joined(parts: list[Any]) -> Any:
 
     if len(parts) < 2:
         return parts[0] if parts else None
-    arrays = (np.concatenate(kind) for kind in list(zip(*parts, strict=True))[:3])
-    return type(parts[0])(*arrays)
+    # Beside requests that ask for more of the likeliest tokens the rows of a step have more columns; the
+    # sampled token is in the first.
+    width = min(part.logprobs.shape[1] for part in parts)
+    return type(parts[0])(
+        np.concatenate([part.logprob_token_ids[:, :width] for part in parts]),
+        np.concatenate([part.logprobs[:, :width] for part in parts]),
+        np.concatenate([part.sampled_token_ranks for part in parts]),
+    )
 
 
 class Holder:
