@@ -27,7 +27,7 @@ from trainer.commands.checks.doctor import check_config
 from trainer.commands.cli import main
 from trainer.config.schema import load_config, parse_config
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its files (lab:train_corpus:0)
-from trainer.session import startup
+from trainer.session import startup, waits
 from trainer.session.own_parts import OwnParts
 from trainer.session.preflight import check_prompts, check_retrievers
 from trainer.session.stopping import StopSignals
@@ -411,6 +411,22 @@ def test_a_start_that_is_left_behind_and_fails_says_nothing(monkeypatch, caplog)
     asyncio.run(cut())
     gc.collect()
     assert caplog.records == []
+
+
+def test_a_ray_that_starts_slowly_is_named_while_it_is_waited_for(monkeypatch):
+    named = threading.Event()
+    said = []
+
+    def say(text):
+        said.append(text)
+        if text.startswith("waiting since "):
+            named.set()
+
+    monkeypatch.setattr(waits, "SAY_SECONDS", 0.05)
+    monkeypatch.setattr(startup, "start_local_ray", lambda **options: named.wait(30))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    startup.connect_ray(say)
+    assert named.is_set() and "): Ray to start" in said[1]
 
 
 def test_a_cluster_that_cannot_be_joined_is_one_line_and_signal_handlers_stay(monkeypatch):

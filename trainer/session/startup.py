@@ -105,8 +105,8 @@ def connect_ray(say: Say) -> None:
         reason = " ".join(str(e).split())[:300]
         # Some waits inside Ray are fixed: a longer one does not help whoever has set it already.
         longer = "" if START_SECONDS in os.environ else f", or set {START_SECONDS}=180"
-        busy = f"a local Ray did not start (on a busy machine: try again when it has less to do{longer})"
-        what = f"RAY_ADDRESS={address}: cannot join that cluster" if address else busy
+        local = f"a local Ray did not start (on a busy machine: try again when it has less to do{longer})"
+        what = f"RAY_ADDRESS={address}: cannot join that cluster" if address else local
         raise EnvironmentLacks(f"{what}: {reason}") from e
     else:
         _silence_ray()
