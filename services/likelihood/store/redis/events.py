@@ -4,15 +4,13 @@ curve needs and which stand far apart among the others."""
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import orjson
 
 from services.likelihood.records import EventRecord, check_run_name
 from services.likelihood.store.base import EVALUATION
+from services.likelihood.store.redis.part import RedisPart
 
 EVENTS_KEPT = 10_000
 ALL = "events"
@@ -21,26 +19,8 @@ SORTED = "events_sorted"
 """Set once the evaluations of the first stream are in the second one."""
 
 
-class RedisEvents(ABC):
+class RedisEvents(RedisPart):
     """That part of the store (see LikelihoodStore)."""
-
-    _redis: Any
-
-    @abstractmethod
-    def _talking(self) -> AbstractContextManager[None]: ...
-
-    @abstractmethod
-    def _known(self, run: str) -> dict[bytes, bytes]: ...
-
-    @abstractmethod
-    def _touch(self, pipe: Any, run: str) -> None: ...
-
-    @abstractmethod
-    def _transaction(self, write: Callable[[Any], Any], *watched: str) -> Any: ...
-
-    @staticmethod
-    @abstractmethod
-    def _keys(run: str) -> Callable[..., str]: ...
 
     def put_event(self, run: str, event: EventRecord) -> None:
         check_run_name(run)

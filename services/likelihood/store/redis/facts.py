@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import orjson
 
 from services.likelihood.records import check_run_name
 from services.likelihood.store.base import NotStored
+from services.likelihood.store.redis.part import RedisPart
 
 Kind = Literal["about", "labels"]
 
@@ -20,26 +18,8 @@ def labels_of(body: bytes | None) -> dict[str, Any]:
     return orjson.loads(body) if body else {}
 
 
-class RedisFacts(ABC):
+class RedisFacts(RedisPart):
     """That part of the store (see LikelihoodStore)."""
-
-    _redis: Any
-
-    @abstractmethod
-    def _talking(self) -> AbstractContextManager[None]: ...
-
-    @abstractmethod
-    def _known(self, run: str) -> dict[bytes, bytes]: ...
-
-    @abstractmethod
-    def _touch(self, pipe: Any, run: str) -> None: ...
-
-    @abstractmethod
-    def _transaction(self, write: Callable[[Any], Any], *watched: str) -> Any: ...
-
-    @staticmethod
-    @abstractmethod
-    def _keys(run: str) -> Callable[..., str]: ...
 
     def put_about(self, run: str, changes: dict[str, Any]) -> None:
         check_run_name(run)

@@ -6,9 +6,8 @@ heads reads, and the deflated body.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import orjson
@@ -33,8 +32,8 @@ from services.likelihood.microscope.prompts import (
 from services.likelihood.microscope.record import SampledTrajectory
 from services.likelihood.records import check_run_name
 from services.likelihood.store.kept_samples import steps_to_drop
+from services.likelihood.store.redis.part import Keys, RedisPart
 
-Keys = Callable[..., str]
 HEAD = "h:"
 BODY = "b:"
 
@@ -48,34 +47,20 @@ class HeldStep(NamedTuple):
     """Bytes of their heads and bodies."""
 
 
-class RedisSamples(ABC):
+class RedisSamples(RedisPart):
     """The part of the Redis store that keeps trajectories token by token."""
 
     sample_steps: int
     trajectory_seconds: int
-    _redis: Any
 
     @abstractmethod
     def alarms(self, run: str) -> list[dict]: ...
-
-    @abstractmethod
-    def _talking(self) -> AbstractContextManager[None]: ...
-
-    @abstractmethod
-    def _known(self, run: str) -> dict[bytes, bytes]: ...
-
-    @abstractmethod
-    def _transaction(self, write: Callable[[Any], Any], *watched: str) -> Any: ...
 
     @abstractmethod
     def _enter(self, pipe: Any, run: str, step: int, attempt: int) -> Any: ...
 
     @abstractmethod
     def _replace(self, pipe: Any, run: str, step: int, attempt: int, gone: Any) -> None: ...
-
-    @staticmethod
-    @abstractmethod
-    def _keys(run: str) -> Keys: ...
 
     def put_samples(self, run: str, step: int, attempt: int, trajectories: list[SampledTrajectory]) -> int:
         """See LikelihoodStore."""
