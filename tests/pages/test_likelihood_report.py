@@ -69,6 +69,21 @@ def test_a_report_is_one_file_with_the_runs_their_phases_and_what_differs(tmp_pa
     assert "step" not in plain["series"]["series"]
 
 
+def test_a_report_has_every_held_out_score_however_many_other_events_followed(tmp_path):
+    folder = run_folder(tmp_path, "plain", "grpo_1", 0.0)
+    busy = [{"event": "retry", "step": 41, "n": n} for n in range(700)]
+    alarms = [{"event": "alarm", "step": 42, "rule": "leak"}] * 600
+    score = {"event": "evaluation", "step": 80, "mode": "greedy", "em": 0.25}
+    with open(folder / "events.jsonl", "a") as f:
+        f.writelines(json.dumps(event) + "\n" for event in [*busy, score, *alarms])
+    (run,) = frozen(write_report([folder], tmp_path / "report.html"))["runs"]
+    kinds = [(e["step"], e["kind"], e["text"]) for e in run["events"]]
+    newest = [(41, "retry", f"n {n}") for n in range(200, 700)]
+    first, *others, last = kinds
+    assert first[:2] == (40, "evaluation") and last[:2] == (80, "evaluation") and others == newest
+    assert run["events"][0]["data"] == {"metrics": {"eval/em_greedy": 0.5}}
+
+
 def test_a_report_names_phases_by_the_rules_that_the_run_used(tmp_path):
     folder = run_folder(tmp_path, "plain", "grpo_1", 0.0)
     with open(folder / "config.yaml", "a") as f:

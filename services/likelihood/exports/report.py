@@ -19,11 +19,13 @@ from services.likelihood.exports.report_samples import report_samples
 from services.likelihood.exports.run_files import RunFiles, differences, held_out, read_run
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.store import series
+from services.likelihood.store.base import EVALUATION
 
 STATIC = Path(__file__).parents[1] / "static"
 POINTS = 2000
 """Most points of a curve in the file."""
 MOST_EVENTS = 500
+"""Most events in the file beside alarms and held-out scores, which it has all of."""
 FROZEN_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -69,7 +71,7 @@ def frozen(run: RunFiles, run_dir: Path) -> dict[str, Any]:
         "series": thinned,
         "bands": found,
         "alarms": alarms,
-        "events": [e for e in map(_event, run.events[-MOST_EVENTS:]) if e["kind"] != "alarm"],
+        "events": _events(run.events),
         "samples": samples,
         "sampled": [{"step": kept["step"], "trajectories": len(kept["trajectories"])} for kept in samples],
         "config": run.config,
@@ -113,10 +115,18 @@ def _tell_apart(runs: list[RunFiles], paths: list[Path]) -> None:
             run.name = f"{Path(path).resolve().parent.name}/{run.name}"
 
 
+def _events(recorded: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All held-out scores and the newest of the others, in their order; alarms stand by themselves."""
+    events = [event for event in map(_event, recorded) if event["kind"] != "alarm"]
+    others = [at for at, event in enumerate(events) if event["kind"] != EVALUATION]
+    left_out = set(others[:-MOST_EVENTS])
+    return [event for at, event in enumerate(events) if at not in left_out]
+
+
 def _event(event: dict[str, Any]) -> dict[str, Any]:
     kind = str(event.get("kind") or event.get("event") or event.get("type") or "event")
     text = event.get("text") or event.get("message")
-    if kind == "evaluation" and isinstance(event.get("overall"), dict):
+    if kind == EVALUATION and isinstance(event.get("overall"), dict):
         overall = event["overall"]
         tag = event.get("tag", "")
         mode = event.get("mode", "")
@@ -127,4 +137,4 @@ def _event(event: dict[str, Any]) -> dict[str, Any]:
             f"{k} {v}" for k, v in event.items() if k not in left_out and not isinstance(v, dict | list)
         )
     out = {"step": event.get("step"), "kind": kind, "text": str(text)}
-    return out | {"data": {"metrics": held_out(event)}} if kind == "evaluation" else out
+    return out | {"data": {"metrics": held_out(event)}} if kind == EVALUATION else out
