@@ -163,8 +163,12 @@ def add(
     """Add passages to an index of packed postings. An interrupted addition goes on where it was."""
     folder = Path(one_index("index add", place, index))
     corpus = hub.local_file("--corpus", corpus, _err.print)
+    before = stamp_of(folder)
     with progress_on(_err) as tell:
         info = changing.add_to_index(folder, corpus, skip_bad=skip_bad, progress=tell)
+    if before == stamp_of(folder):
+        text = f"{folder}: has the id of every passage of {corpus} already; kept as it is"
+        _err.print(text, markup=False, soft_wrap=True)
     _report(folder, info)
 
 

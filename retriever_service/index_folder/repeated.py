@@ -1,4 +1,4 @@
-"""Ids that stand twice in a corpus: which passages have them."""
+"""Ids that stand twice in a corpus, or in an index already: which passages have them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from retriever_service.index_folder.corpus import read_corpus
+from retriever_service.index_folder.held_ids import HeldIds
 from retriever_service.index_folder.rows import hash_of
 
 _TOLD_EACH = 20_000
@@ -22,9 +23,11 @@ def again(hashes: array[int]) -> np.ndarray:
     return np.sort(order[1:][same])
 
 
-def repeated_ids(corpus: Path, on_passages: Callable[[int, int], None]) -> dict[int, int]:
-    """Lines (`Passage.line`) of the passages with the id of an earlier one, and the first line with that id.
-    Malformed lines are passed over.
+def repeated_ids(
+    corpus: Path, on_passages: Callable[[int, int], None], held: HeldIds | None = None
+) -> dict[int, int | None]:
+    """Lines (`Passage.line`) of the passages with the id of an earlier one, and the first line with that id;
+    None where `held`, the ids of the index that is added to, has the id. Malformed lines are passed over.
 
     Takes 8 bytes per passage. Reads the corpus once, and once more where an id stands twice. on_passages:
     told now and then how many passages are read, and `Passage.end` of the last one.
@@ -35,13 +38,17 @@ def repeated_ids(corpus: Path, on_passages: Callable[[int, int], None]) -> dict[
         if number % _TOLD_EACH == 0:
             on_passages(number, passage.end)
     twice = {hashes[at] for at in again(hashes).tolist()}
+    if held is not None:
+        twice.update(hashes[at] for at in held.hashed(np.frombuffer(hashes, np.uint64)).tolist())
     if not twice:
         return {}
-    first: dict[str, int] = {}
-    found = {}
+    first: dict[str, int | None] = {}
+    found: dict[int, int | None] = {}
     for passage in read_corpus(corpus, skip_bad=True):
         if hash_of(passage.id) in twice:
-            line = first.setdefault(passage.id, passage.line)
+            if passage.id not in first:
+                first[passage.id] = None if held is not None and passage.id in held else passage.line
+            line = first[passage.id]
             if line != passage.line:
                 found[passage.line] = line
     return found

@@ -22,6 +22,7 @@ from retriever_service.index_folder.description import (
     read_info,
     verify,
 )
+from retriever_service.index_folder.held_ids import HeldIds
 from retriever_service.index_folder.repeated import repeated_ids
 from retriever_service.indexing.pace import Pace
 from retriever_service.indexing.parts import BM25Part, DensePart, PackedPart, Part, Progress
@@ -176,15 +177,16 @@ class Build:
         self._tell = tell
         self._sinks: Sequence[Sink] = []
 
-    def scan(self, sinks: Sequence[Sink]) -> ScanState:
-        """Read the corpus into the documents and the sinks, going on from an interrupted scan."""
+    def scan(self, sinks: Sequence[Sink], held: HeldIds | None = None) -> ScanState:
+        """Read the corpus into the documents and the sinks, going on from an interrupted scan. held: the ids
+        of the index that is added to; with `skip_bad` their passages are left out."""
         end = extent(self.corpus)
         tell = self._tell
 
         def looked(passages: int, position: int) -> None:
             tell("ids", min(1.0, position / end), f"{passages:,} passages")
 
-        repeated = repeated_ids(self.corpus, looked) if self._skip_bad else {}
+        repeated = repeated_ids(self.corpus, looked, held) if self._skip_bad else {}
         scanner = Scanner(self.corpus, self.work, sinks, self.key, skip_bad=self._skip_bad, repeated=repeated)
         self._sinks = sinks
         if scanner.resumed_at:

@@ -23,7 +23,7 @@ from retriever_service.bm25.packed.build import write_packed
 from retriever_service.errors import IndexInvalid
 from retriever_service.index_folder.corpus import are_numbered, checksum, corpus_bytes
 from retriever_service.index_folder.description import META_FILE, IndexInfo, read_info, verify
-from retriever_service.index_folder.rows import KEYS_FILE
+from retriever_service.index_folder.held_ids import HeldIds
 from retriever_service.index_folder.segments import (
     Deletions,
     SegmentedDocuments,
@@ -56,8 +56,9 @@ def add_to_index(
     """Add the passages of a corpus to an index of packed postings. The same command goes on where it was
     killed.
 
-    Raises UserError for a malformed line, as a build does, and for an id that the index has; IndexInvalid for
-    an index that takes no additions; EnvironmentLacks as a build does.
+    Raises UserError for a malformed line, as a build does, and for an id that the index has (`skip_bad`
+    leaves such lines out and counts them; where no passage is left, the index stays as it is); IndexInvalid
+    for an index that takes no additions; EnvironmentLacks as a build does.
     """
     index = Path(index).resolve()
     corpus = Path(corpus)
@@ -91,9 +92,13 @@ def add_to_index(
                 require_disk(work, corpus, PACKED_SHARE, 0)
                 build = Build(corpus, work, key, skip_bad, tell)
                 sink = RunsSink(Analyzer(AnalyzerSettings(**info.settings["analyzer"])))
-                build.scan([sink])
-                sink.close()
-                _refuse_known_ids(index, info, corpus, work)
+                with HeldIds(index, info) as held:
+                    scanned = build.scan([sink], held)
+                    sink.close()
+                    if not scanned.passages:
+                        shutil.rmtree(work)
+                        return info
+                    _refuse_held_ids(held, index, corpus, work)
                 write_packed(
                     work,
                     k1=info.settings["k1"],
@@ -211,23 +216,15 @@ def _remove_unnamed(index: Path, info: IndexInfo) -> None:
             path.unlink()
 
 
-def _refuse_known_ids(index: Path, info: IndexInfo, corpus: Path, work: Path) -> None:
+def _refuse_held_ids(held: HeldIds, index: Path, corpus: Path, work: Path) -> None:
     """Raise UserError where a passage to be added has an id that the index has."""
-    hashes = np.fromfile(work / "hashes", np.uint64)
-    folders = folders_of(index, info)
-    known = SegmentedDocuments(folders)
-    rows = SegmentedRows(folders, known, read_deletions(index, info)["rows"])
-    added = SegmentedDocuments([work])
     lines = np.fromfile(work / "lines", np.uint64)
-    for folder in folders:
-        keys = np.memmap(folder / KEYS_FILE, np.uint64, "r")
-        places = np.minimum(np.searchsorted(keys, hashes), len(keys) - 1)
-        for row in np.flatnonzero(keys[places] == hashes).tolist():
-            identity = added.get(row)[0]
-            if any(known.get(found)[0] == identity for found in rows.find(identity)):
-                raise UserError(
-                    f"{corpus}:{lines[row]}: id {identity!r} is in the index {index} already; `unspiral "
-                    "index delete` takes it out"
-                )
-    known.close()
+    added = SegmentedDocuments([work])
+    for row in held.hashed(np.fromfile(work / "hashes", np.uint64)).tolist():
+        identity = added.get(row)[0]
+        if identity in held:
+            raise UserError(
+                f"{corpus}:{lines[row]}: id {identity!r} is in the index {index} already; `unspiral "
+                "index delete` takes it out, and --skip-bad leaves such passages of the corpus out"
+            )
     added.close()

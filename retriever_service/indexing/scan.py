@@ -59,7 +59,7 @@ class Scanner:
         *,
         skip_bad: bool,
         passages: Callable[[int], Iterator[Passage]] | None = None,
-        repeated: Mapping[int, int] | None = None,
+        repeated: Mapping[int, int | None] | None = None,
     ) -> None:
         """`passages` gives the passages from `Passage.end` on; None reads them from the corpus, less those of
         `repeated` (`repeated_ids`)."""
@@ -95,8 +95,8 @@ class Scanner:
         return self.state.passages
 
     def run(self, progress: Callable[[ScanState], None] | None = None) -> ScanState:
-        """Scan to the end. Raises UserError for a malformed line (unless skipped), an empty corpus, or an
-        id that occurs twice."""
+        """Scan to the end. Raises UserError for a malformed line (unless skipped), an empty corpus (but not
+        one whose passages the index has), or an id that occurs twice."""
         state = self.state
         if not state.read:
             skipped = Skipped(state.skipped, list(state.reasons))
@@ -113,7 +113,7 @@ class Scanner:
                     progress(state)
             state.skipped = skipped.count
             state.reasons = skipped.reasons
-            if not state.passages:
+            if not state.passages and None not in self._repeated.values():
                 raise UserError(f"corpus {self.corpus}: holds no passage")
             state.read = True
             self._commit()
@@ -128,7 +128,8 @@ class Scanner:
         return state
 
     def _read(self, skipped: Skipped) -> Iterator[Passage]:
-        """The passages from where the scan stands. Of those with one id the first is kept."""
+        """The passages from where the scan stands. Of those with one id the first is kept, or that which the
+        index has."""
         for passage in read_corpus(
             self.corpus,
             skip_bad=self.skip_bad,
@@ -136,12 +137,12 @@ class Scanner:
             line=self.state.line,
             start=self.state.position,
         ):
-            first = self._repeated.get(passage.line)
-            if first is None:
+            if passage.line not in self._repeated:
                 yield passage
-            else:
-                again = f"{self.corpus}:{passage.line}: id {passage.id!r} again"
-                skipped.add(f"{again}; that on line {first} is kept")
+                continue
+            first = self._repeated[passage.line]
+            kept = "that of the index" if first is None else f"that on line {first}"
+            skipped.add(f"{self.corpus}:{passage.line}: id {passage.id!r} again; {kept} is kept")
 
     def _write(self, taken: list[Passage]) -> None:
         """In chunks of the same passages, however many are taken together: the files are the same bytes."""
