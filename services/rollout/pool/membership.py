@@ -61,24 +61,28 @@ class Membership:
         self._retiring: set[asyncio.Task] = set()
         self._pings: dict[Member, asyncio.Task] = {}
         self._turns = Turns()
-        self._rooms = 0
-        """Workers of `start` that have their room on the cluster."""
+        self._to_be_placed: set[int] = set()
+        """Slots of `start` that are wanted still, and have no room on the cluster yet."""
         self._placed = asyncio.Event()
-        """Set once all of them have it."""
+        """Set once there are none."""
 
     async def start(self, beside: Callable[[], Awaitable[None]] | None = None) -> None:
+        """As RolloutPool. `scale` may be called meanwhile: a slot that is no longer wanted is not waited for,
+        and neither is one that is added."""
         roster = self._roster
         roster.target = placement.count(self._settings, ray.cluster_resources(), self._learner_gpus)
         if roster.target == 0:
             raise EnvironmentLacks(f"rollout.workers=all found none: {placement.describe(self._settings)}")
-        tasks = [asyncio.create_task(self._start_member(slot)) for slot in range(roster.target)]
-        roster.starting = dict(enumerate(tasks))
+        self._to_be_placed = set(range(roster.target))
+        tasks = [self._starting(slot, self._start_member(slot)) for slot in range(roster.target)]
         if beside is not None:
             tasks.append(asyncio.create_task(self._once_placed(beside)))
         try:
-            await asyncio.gather(*tasks)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                if not task.cancelled():  # as that of a slot that is no longer wanted
+                    task.result()
         finally:
-            roster.starting = {}
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -87,6 +91,12 @@ class Membership:
     async def _once_placed(self, beside: Callable[[], Awaitable[None]]) -> None:
         await self._placed.wait()
         await beside()
+
+    def _is_placed(self, slot: int) -> None:
+        """A slot has its room, or is not wanted any more."""
+        self._to_be_placed.discard(slot)
+        if not self._to_be_placed:
+            self._placed.set()
 
     async def close(self) -> None:
         roster = self._roster
@@ -140,6 +150,7 @@ class Membership:
         roster = self._roster
         for slot in [s for s in roster.starting if s >= roster.target]:
             roster.starting[slot].cancel()
+            self._is_placed(slot)
         leaving = []
         for slot in sorted(s for s in roster.members if s >= roster.target):
             member = roster.members[slot]
@@ -185,9 +196,7 @@ class Membership:
         """Start a worker once there is room for it. Raises as `placement.reserve` and `_start_on`."""
         self._roster.stages[slot] = "room on the cluster"
         group = await placement.reserve(self._settings)
-        self._rooms += 1
-        if self._rooms == self._roster.target:
-            self._placed.set()
+        self._is_placed(slot)
         await self._start_on(group, slot)
 
     async def _start_on(self, group: PlacementGroup, slot: int) -> None:
@@ -256,17 +265,21 @@ class Membership:
             return
         for slot in self._free_slots():
             if slot not in roster.given_up:
-                task = asyncio.create_task(self._replace(slot))
-                roster.starting[slot] = task
-                task.add_done_callback(self._when_started(slot))
+                self._starting(slot, self._replace(slot))
 
-    def _when_started(self, slot: int) -> Callable[[asyncio.Task], None]:
+    def _starting(self, slot: int, work: Coroutine[Any, Any, None]) -> asyncio.Task:
+        """A task that starts the worker of a slot."""
+        roster = self._roster
+        task = asyncio.create_task(work)
+        roster.starting[slot] = task
+
         def ended(task: asyncio.Task) -> None:
-            if self._roster.starting.get(slot) is task:
-                del self._roster.starting[slot]
-            self._roster.changed()
+            if roster.starting.get(slot) is task:
+                del roster.starting[slot]
+            roster.changed()
 
-        return ended
+        task.add_done_callback(ended)
+        return task
 
     async def _replace(self, slot: int) -> None:
         roster = self._roster
