@@ -192,6 +192,19 @@ def test_a_signal_to_reload_ends_no_server_that_only_begins_to_import(tmp_path, 
     assert (begun.returncode, begun.stdout) == (7, "goes on\n"), begun.stderr
 
 
+@pytest.mark.parametrize("word", ["--ignore-signal=USR1", "--block-signal=USR1"])
+def test_who_starts_a_server_can_keep_it_from_a_signal_while_python_itself_starts(tmp_path, word):
+    """`sitecustomize` is the first code that Python runs; ours has not begun."""
+    sends = "import os, signal\nos.kill(os.getpid(), signal.SIGUSR1)\n"
+    (tmp_path / "sitecustomize.py").write_text(sends)
+    begun = subprocess.run(
+        ["env", word, sys.executable, "-m", "retriever_service", "serve", "--index", tmp_path / "nowhere"],
+        capture_output=True, text=True, timeout=60,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )  # fmt: skip
+    assert begun.returncode == 2 and f"{tmp_path}/nowhere" in begun.stderr, begun
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_signal_to_reload_ends_no_process_whenever_it_comes(tmp_path, workers):
