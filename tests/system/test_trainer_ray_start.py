@@ -1,0 +1,149 @@
+"""A run's start: joining a cluster, or starting a local Ray, and signals meanwhile."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from end_to_end import ENVIRONMENT
+
+from services.common.errors import EnvironmentLacks
+from services.common.processes import signals
+from services.common.processes.alive import is_alive
+from trainer.session import startup, waits
+from trainer.session.stopping import StopSignals
+
+IN_C = """
+import ctypes
+from services import local_ray
+from services.common.processes import signals
+from trainer.session import startup
+
+def start(**options):
+    local_ray._WAS_SET[local_ray.OWNER_VARIABLE] = None
+    ctypes.CDLL(None).system(b"echo $$; kill -TERM $PPID; sleep 600")
+
+signals.OVERDUE_SECONDS = 0.2
+startup.start_local_ray = start
+startup.connect_ray(lambda text: None)
+"""
+
+
+def test_a_signal_ends_a_ray_whose_start_does_not_come_back_to_python():
+    environment = {k: v for k, v in ENVIRONMENT.items() if k != "RAY_ADDRESS"}
+    ended = subprocess.run(
+        [sys.executable, "-c", IN_C], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert ended.stderr.splitlines()[-1] == "unspiral: SIGTERM: Ray did not leave its start; ended with it"
+    assert not psutil.pid_exists(int(ended.stdout)) or not is_alive(psutil.Process(int(ended.stdout)))
+
+
+def test_a_ray_that_starts_slowly_is_named_while_it_is_waited_for(monkeypatch):
+    named = threading.Event()
+    said = []
+
+    def say(text):
+        said.append(text)
+        if text.startswith("waiting since "):
+            named.set()
+
+    monkeypatch.setattr(waits, "SAY_SECONDS", 0.05)
+    monkeypatch.setattr(startup, "start_local_ray", lambda **options: named.wait(30))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    startup.connect_ray(say)
+    assert named.is_set() and "): Ray to start" in said[1]
+
+
+def test_a_cluster_that_cannot_be_joined_is_one_line_and_signal_handlers_stay(monkeypatch):
+    def refuse(**kwargs):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise ConnectionError("ray client\nconnection timeout")
+
+    monkeypatch.setattr(startup.ray, "init", refuse)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(EnvironmentLacks) as e:
+        startup.connect_ray(lambda text: None)
+    assert (
+        str(e.value) == "RAY_ADDRESS=10.0.0.9:6379: cannot join that cluster: ray client connection timeout"
+    )
+    assert e.value.exit_code == 3
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_local_ray_that_is_not_up_in_time_is_one_line_that_says_what_helps(monkeypatch):
+    def late(**kwargs):
+        raise Exception(
+            "The current node timed out during startup. This could happen because\n"
+            "the raylet failed to startup."
+        )
+
+    monkeypatch.setattr(startup.ray, "init", late)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(
+        EnvironmentLacks,
+        match=r"^a local Ray did not start \(on a busy machine: .*timed out during startup",
+    ) as e:
+        startup.connect_ray(lambda text: None)
+    assert e.value.exit_code == 3 and "\n" not in str(e.value)
+
+
+def test_the_advice_for_a_late_ray_is_not_what_was_done_already(monkeypatch):
+    def late(**kwargs):
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(startup.ray, "init", late)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_raylet_start_wait_time_s", raising=False)
+    with pytest.raises(EnvironmentLacks, match="set RAY_raylet_start_wait_time_s=180"):
+        startup.connect_ray(lambda text: None)
+    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "180")
+    with pytest.raises(EnvironmentLacks, match=r"has less to do\): The current node"):
+        startup.connect_ray(lambda text: None)
+
+
+def test_a_long_temporary_folder_leaves_the_sockets_of_a_local_ray_their_room(monkeypatch, tmp_path):
+    """Batch systems give each job one."""
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    given = {}
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setattr(startup.ray, "init", given.update)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    startup.connect_ray(lambda text: None)
+    startup.leave_ray()
+    folder = Path(given["_temp_dir"])
+    assert len(str(folder)) + 64 <= 107 and folder.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("own_handler", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait_for_ray_at_once(monkeypatch, number, own_handler):
+    def never(**kwargs):
+        if own_handler:  # as Ray's for SIGTERM
+            signal.signal(number, lambda number, frame: sys.exit(number))
+        while True:  # as Ray does: whatever fails inside is tried again
+            try:
+                signal.raise_signal(number)
+                time.sleep(0.01)
+            except Exception:
+                pass
+
+    monkeypatch.setattr(startup.ray, "init", never)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    async def run():
+        with StopSignals(lambda text: None):
+            startup.connect_ray(lambda text: None)
+
+    with pytest.raises(signals.Stopped) as e:
+        asyncio.run(run())
+    assert e.value.exit_code == 128 + number
