@@ -3,6 +3,7 @@ the prompts."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import psutil
 
 from retriever_service.errors import IndexInvalid
-from retriever_service.index_folder.description import read_info
+from retriever_service.index_folder.description import IndexInfo, read_info, stamp_of
 from retriever_service.search.users_index import load_search
 from services.common import hub
 from services.common.errors import EnvironmentLacks, UserError
@@ -100,9 +101,15 @@ def check_retrievers(config: Config) -> None:
 def check_index(key: str, folder: str) -> None:
     """Raises UserError, with the key, where a folder is no index; the index's files are not looked at."""
     try:
-        read_info(folder)
+        _description(folder, stamp_of(Path(folder)))
     except IndexInvalid as e:
         raise UserError(f"{key}: {str(e).removeprefix('index ')}") from None
+
+
+@functools.lru_cache(maxsize=8)
+def _description(folder: str, stamp: tuple[int, int, int] | None) -> IndexInfo:
+    """Read once, however many checks of a start ask, until it changes. stamp: `stamp_of` the folder."""
+    return read_info(folder)
 
 
 def check_learner_files(config: Config) -> None:
