@@ -14,7 +14,7 @@ import numpy as np
 from retriever_service.bm25.kernel import FEW, find
 from retriever_service.bm25.packed.blocks import compiled, unpack_list
 from retriever_service.bm25.packed.impacts import LEVELS, SHIFT, WINDOW, frequency_at
-from retriever_service.bm25.packed.kernel import insert, order_windows, score_all
+from retriever_service.bm25.packed.kernel import add_scores, insert, order_windows, score_all
 
 _BUCKETS = 1024
 _LEADERS = 32
@@ -205,11 +205,10 @@ def search_impacts(
                     begin[i] + impact_windows[k, window + 1], level_bounds[i], sums, touched, count,
                 )  # fmt: skip
                 continue
-            for p in range(list_at[i, window], list_at[i, window + 1]):
-                offset = np.int64(list_rows[p]) - low
-                touched[count] = offset
-                count += sums[offset] == 0
-                sums[offset] += list_scores[p] * slack
+            count = add_scores(
+                list_rows, list_scores, slack, np.int64(list_at[i, window]),
+                np.int64(list_at[i, window + 1]), low, low + WINDOW, sums, touched, count,
+            )  # fmt: skip
         spilt = False
         for i in range(essential, n):
             count = keep_above(touched, count, sums, floor - suffix[i])

@@ -45,6 +45,21 @@ def score_all(rows, tfs, count, weight, idf, lengths, norm, scores):
 
 
 @compiled
+def add_scores(rows, scores, factor, at, end, low, high, sums, touched, count):
+    """Add postings of a term, from `at` to `end` and as long as their rows lie below `high`, to the window
+    that begins with row `low`, remembering the rows. Returns how many are remembered."""
+    while at < end and rows[at] < high:
+        offset = np.int64(rows[at]) - low
+        touched[count] = offset
+        # No branch: the row is written always, and counted only where it is new. `touched` has a place more
+        # for that.
+        count += sums[offset] == 0
+        sums[offset] += scores[at] * factor
+        at += 1
+    return count
+
+
+@compiled
 def window_bounds(
     firsts, maxima, first_block, n_blocks, n_rows, factor, bounds, blocks
 ):  # fmt: skip
@@ -240,15 +255,9 @@ def search_packed(
             if bounds[i, window] == 0:
                 continue
             if listed[i]:
-                p = cursor[i]
-                while p < end[i] and list_rows[p] < high:
-                    offset = np.int64(list_rows[p]) - low
-                    touched[count] = offset
-                    # No branch: the row is written always, and counted only where it is new. `touched` has a
-                    # place more for that.
-                    count += sums[offset] == 0
-                    sums[offset] += list_scores[p]
-                    p += 1
+                count = add_scores(
+                    list_rows, list_scores, np.float32(1), cursor[i], end[i], low, high, sums, touched, count
+                )
                 continue
             # The most that all other terms can add to a row of this block.
             others = suffix[0] - bounds[i, window]
@@ -272,12 +281,10 @@ def search_packed(
                     )  # fmt: skip
                     scored[i] = j
                 p = find(held_rows[i], 0, held_counts[i], low) if firsts[j] < low else 0
-                while p < held_counts[i] and held_rows[i, p] < high:
-                    offset = np.int64(held_rows[i, p]) - low
-                    touched[count] = offset
-                    count += sums[offset] == 0
-                    sums[offset] += held_scores[i, p]
-                    p += 1
+                count = add_scores(
+                    held_rows[i], held_scores[i], np.float32(1), p, held_counts[i], low, high, sums, touched,
+                    count,
+                )  # fmt: skip
         left = 0
         for t in range(count):
             offset = touched[t]
