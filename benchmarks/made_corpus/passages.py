@@ -243,14 +243,20 @@ def write(source: Path, out: Path, count: int, seed: int = 0, processes: int = 1
     state_file.unlink()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """What both commands of this folder are given: a real corpus, what to make of it, and how large."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("source", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("passages", type=int)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=1)
-    args = parser.parse_args()
+    made.add_argument("source", type=Path)
+    made.add_argument("out", type=Path)
+    made.add_argument("passages", type=int)
+    made.add_argument("--seed", type=int, default=0)
+    return made
+
+
+def main() -> None:
+    given = parser(__doc__)
+    given.add_argument("--processes", type=int, default=1)
+    args = given.parse_args()
     write(args.source, args.out, args.passages, args.seed, args.processes)

@@ -11,7 +11,6 @@ the reading of a corpus are what it does not measure.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from itertools import count as count_from
@@ -22,7 +21,7 @@ import numpy as np
 import orjson
 import psutil
 
-from benchmarks.made_corpus.passages import OWN_SHARE, OWN_WORDS, Statistics, draw_names, name_of
+from benchmarks.made_corpus.passages import OWN_SHARE, OWN_WORDS, Statistics, draw_names, name_of, parser
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
 from retriever_service.bm25.packed import build as runs
 from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE
@@ -165,14 +164,7 @@ def make(source: Path, out: Path, passages: int, seed: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("source", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("passages", type=int)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    args = parser(__doc__).parse_args()
     print(orjson.dumps(make(args.source, args.out, args.passages, args.seed)).decode())
 
 
