@@ -15,7 +15,13 @@ from benchmarks.barometer.collected import RESULTS, collect, read_all
 from benchmarks.barometer.plan import HELD_OUT_SEEDS, KINDS, LOOKED_AT, STEPS, chosen, configuration, split_of
 from benchmarks.barometer.tables import everything, write_page
 from benchmarks.grids.cell_folder import run_timed, states_table
-from benchmarks.grids.command_line import add_commands, command, numbers, tell_collected
+from benchmarks.grids.command_line import (
+    add_cell,
+    add_commands,
+    add_tables,
+    command,
+    tell_collected,
+)
 from services.common.loading.lazy import LazyModule
 from trainer.config.schema import parse_config
 
@@ -23,42 +29,24 @@ one_process = LazyModule("benchmarks.barometer.one_process")
 FOLDER = Path("runs/barometer")
 
 
-def seeds(text: str) -> list[int]:
-    """`FIRST:END` (END not included), a list, `held_out` or `looked_at`."""
-    if text in ("held_out", "looked_at"):
-        return list(HELD_OUT_SEEDS if text == "held_out" else LOOKED_AT)
-    return numbers(text)
-
-
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m benchmarks.barometer", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
-    for name, one in add_commands(commands, FOLDER, RESULTS):
+    named = {"held_out": HELD_OUT_SEEDS, "looked_at": LOOKED_AT}
+    cells_of = add_commands(commands, FOLDER, RESULTS, planned=HELD_OUT_SEEDS, steps=STEPS, named=named)
+    for name, one in cells_of:
         one.add_argument("--kinds", nargs="+", default=["all"], help=f"all, or some of {', '.join(KINDS)}")
-        one.add_argument(
-            "--seeds",
-            type=seeds,
-            default=list(HELD_OUT_SEEDS),
-            help="held_out, looked_at, FIRST:END or a list",
-        )
-        one.add_argument("--steps", type=int, default=STEPS, help="training steps of a cell")
         if name == "grid":
             one.add_argument("--lock", type=Path, help="a file whose lock each cell holds while it runs")
-    tables = commands.add_parser("tables", help="print the tables from the compressed metrics")
-    tables.add_argument("--results", type=Path, default=RESULTS, help="folder of the compressed metrics")
-    tables.add_argument("--page", type=Path, help="write them into this page, between its two marks")
-    one = commands.add_parser("cell", help="run one cell in this process (the grid does this itself)")
-    one.add_argument("--folder", type=Path, default=FOLDER)
-    one.add_argument("--kind", required=True, choices=KINDS)
-    one.add_argument("--seed", type=int, required=True)
-    one.add_argument("--steps", type=int, default=STEPS)
+    add_tables(commands, RESULTS)
+    add_cell(commands, FOLDER, STEPS).add_argument("--kind", required=True, choices=KINDS)
     return top
 
 
 def run_cell(cell: Cell) -> int:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    config = parse_config(configuration(cell.kind, cell.seed, cell.folder, cell.steps))
-    fault = KINDS[cell.kind].fault(cell.seed)
+    config = parse_config(configuration(cell.row, cell.seed, cell.folder, cell.steps))
+    fault = KINDS[cell.row].fault(cell.seed)
     return run_timed(cell, lambda: one_process.train(config, fault))
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.barometer.plan import STEPS
-from benchmarks.grids.cell_folder import MOST_FAILURES, CellFolder
-from services.common.errors import EnvironmentLacks, UserError
-from services.common.files import lock
+from benchmarks.grids.cell_folder import MOST_FAILURES, CellFolder, grid_lock
+from services.common.errors import EnvironmentLacks
 from services.common.processes import signals
 
 CELL_SECONDS = 2 * 3600.0
@@ -26,16 +25,9 @@ LOCK_SECONDS = 24 * 3600
 
 @dataclass(frozen=True)
 class Cell(CellFolder):
-    """One kind with one seed. folder: of the whole grid."""
+    """One kind (its row) with one seed."""
 
-    kind: str
-    seed: int
-    folder: Path
     steps: int = STEPS
-
-    @property
-    def row(self) -> str:
-        return self.kind
 
 
 def cells(folder: Path, kinds: list[str], seeds: list[int], steps: int = STEPS) -> list[Cell]:
@@ -46,7 +38,7 @@ def cells(folder: Path, kinds: list[str], seeds: list[int], steps: int = STEPS) 
 def command_of(cell: Cell) -> list[str]:
     return [
         sys.executable, "-m", "benchmarks.barometer", "cell", "--folder", str(cell.folder),
-        "--kind", cell.kind, "--seed", str(cell.seed), "--steps", str(cell.steps),
+        "--kind", cell.row, "--seed", str(cell.seed), "--steps", str(cell.steps),
     ]  # fmt: skip
 
 
@@ -64,13 +56,8 @@ def run_grid(found: list[Cell], folder: Path, console: Console, turns: Path | No
 
     turns: a file whose lock each cell holds while it runs. Raises UserError where another grid has the
     folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        held = lock(folder / ".lock")
-    except BlockingIOError as error:
-        raise UserError(f"--folder {folder}: another grid runs in it; choose another folder") from error
     bad = 0
-    with held, signals.raised():  # a signal ends the cell's process too
+    with grid_lock(folder), signals.raised():  # a signal ends the cell's process too
         todo = [cell for cell in found if not cell.ended and cell.failures() < MOST_FAILURES]
         console.print(f"{len(found)} cells, {len(todo)} to run; logs in {folder / 'logs'}", markup=False)
         for place, cell in enumerate(todo, 1):

@@ -53,7 +53,7 @@ def collect(cell: Cell, out: Path = RESULTS, *, replace: bool = False) -> str:
     columns = columns_of(run.metrics, COLUMNS)
     text = json.dumps(columns, sort_keys=True)
     header = {
-        "kind": cell.kind,
+        "kind": cell.row,
         "seed": cell.seed,
         "warm_start": warm_start_of(cell.seed),
         "steps": len(run.metrics),
@@ -63,7 +63,7 @@ def collect(cell: Cell, out: Path = RESULTS, *, replace: bool = False) -> str:
         "versions": versions(PACKAGES),
     }
     content = {"header": header, "steps": [row["step"] for row in run.metrics], "columns": columns}
-    return keep(out / cell.kind / f"{cell.seed}.json.gz", content, replace=replace)
+    return keep(out / cell.row / f"{cell.seed}.json.gz", content, replace=replace)
 
 
 def read(file: Path) -> Result:

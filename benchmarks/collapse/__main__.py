@@ -16,31 +16,26 @@ from benchmarks.collapse.page import write_page
 from benchmarks.collapse.power import paragraph
 from benchmarks.collapse.starts import comparison, make_starts
 from benchmarks.collapse.tables import everything
-from benchmarks.grids.command_line import add_commands, command, numbers, positive, tell_collected
+from benchmarks.grids.command_line import (
+    add_commands,
+    add_parallel,
+    add_tables,
+    command,
+    numbers,
+    tell_collected,
+)
 from services.common.counting import counted
 
 FOLDER = Path("runs/collapse")
 
 
-def seeds(text: str) -> list[int]:
-    """`100:110` (the end is not included) or `100,103`."""
-    found = numbers(text)
-    if min(found) < 0:
-        raise ValueError(text)
-    return found
-
-
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m benchmarks.collapse", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
-    for name, one in add_commands(commands, FOLDER, RESULTS):
+    for name, one in add_commands(commands, FOLDER, RESULTS, planned=SEEDS, steps=STEPS):
         one.add_argument(
             "--arms", nargs="+", default=["all"], help="arms, or factorial, variants, all, corners"
         )
-        one.add_argument(
-            "--seeds", type=seeds, default=list(SEEDS), help="FIRST:END (END not included), or a list"
-        )
-        one.add_argument("--steps", type=positive, default=STEPS, help="training steps of a cell")
         if name == "collect":
             one.add_argument(
                 "--processor",
@@ -48,12 +43,8 @@ def parser() -> argparse.ArgumentParser:
                 help="of the machine that ran the cells, where the grid has not noted it",
             )
         if name == "grid":
-            one.add_argument("--parallel", type=positive, default=2, help="cells at the same time")
-    tables = commands.add_parser("tables", help="print tables and verdict from the compressed metrics")
-    tables.add_argument("--results", type=Path, default=RESULTS, help="folder of the compressed metrics")
-    tables.add_argument(
-        "--page", type=Path, help="write the study's part of this page, between its two marks"
-    )
+            add_parallel(one)
+    add_tables(commands, RESULTS)
     commands.add_parser("power", help="print the paragraph on the power of the design")
     commands.add_parser("needs", help="print the arms that cannot run yet, and what they need")
     one = commands.add_parser("warm", help="make the warm start of one seed (the grid does this itself)")
@@ -72,9 +63,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--folder", type=Path, default=FOLDER, help="folder of the run folders")
     one.add_argument("--results", type=Path, default=RESULTS, help="folder of the compressed metrics")
     one.add_argument(
-        "--seeds", type=seeds, default=list(SEEDS), help="FIRST:END (END not included), or a list"
+        "--seeds", type=numbers, default=list(SEEDS), help="FIRST:END (END not included), or a list"
     )
-    one.add_argument("--parallel", type=positive, default=2, help="warm starts at the same time")
+    add_parallel(one, "warm starts")
     return top
 
 

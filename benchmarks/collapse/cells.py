@@ -20,22 +20,15 @@ SIGNAL_STATUS = range(129, 160)
 
 @dataclass(frozen=True)
 class Cell(CellFolder):
-    """One arm with one seed. folder: of the whole grid."""
+    """One arm (its row) with one seed."""
 
-    arm: str
-    seed: int
-    folder: Path
     steps: int = STEPS
-
-    @property
-    def row(self) -> str:
-        return self.arm
 
     @property
     def source(self) -> Cell | None:
         """The cell whose recorded series this one follows, and which has to end before. None where that
         series was kept from a collected cell."""
-        followed = ARMS[self.arm].follows
+        followed = ARMS[self.row].follows
         if not followed or kept_series(self.folder, followed, self.seed).is_file():
             return None
         return Cell(followed, self.seed, self.folder, self.steps)
@@ -44,7 +37,7 @@ class Cell(CellFolder):
         """Write the configuration as a file. Returns its path.
 
         Raises UserError where the run folder holds a run with other settings."""
-        wanted = dump_config(parse_config(configuration(self.arm, self.seed, self.folder, self.steps)))
+        wanted = dump_config(parse_config(configuration(self.row, self.seed, self.folder, self.steps)))
         begun = self.run / "config.yaml"
         if begun.is_file() and (changed := sorted(_differences(begun.read_text("utf-8"), wanted))):
             raise UserError(

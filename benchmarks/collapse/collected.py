@@ -91,7 +91,7 @@ def collect(cell: Cell, out: Path, *, replace: bool = False, processor: str = ""
     with suppress(OSError, ValueError):
         warm_start = json.loads(warm_file(cell.folder, cell.seed).read_text(encoding="utf-8"))["sha256"]
     header = {
-        "arm": cell.arm,
+        "arm": cell.row,
         "seed": cell.seed,
         "steps": max((row["step"] for row in rows), default=0),
         "died": not cell.ended,
@@ -101,7 +101,7 @@ def collect(cell: Cell, out: Path, *, replace: bool = False, processor: str = ""
         "warm_start": warm_start,
         "versions": machine_of(cell, processor),
     }
-    file = out / cell.arm / f"{cell.seed}.jsonl.gz"
+    file = out / cell.row / f"{cell.seed}.jsonl.gz"
     if file.exists() and not replace:
         same = read(file).header["fingerprint"] == header["fingerprint"]
         return "same bits" if same else "other bits"

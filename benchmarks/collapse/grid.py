@@ -25,9 +25,10 @@ from rich.table import Table
 
 from benchmarks.collapse.arms import ARMS
 from benchmarks.collapse.cells import MOST_FAILURES, Cell
+from benchmarks.grids.cell_folder import grid_lock
 from benchmarks.grids.kept import processor, versions
 from services.common.errors import UnspiralError, UserError
-from services.common.files import lock, write_json
+from services.common.files import write_json
 from services.common.processes import signals
 
 END_SECONDS = 150.0
@@ -266,14 +267,7 @@ def run_grid(cells: list[Cell], folder: Path, parallel: int, console: Console) -
     """All cells that have not ended. Returns the exit status: 1 where cells died.
 
     Raises UserError, UnspiralError, Stopped."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        held = lock(folder / ".lock")
-    except BlockingIOError as error:
-        raise UserError(
-            f"--folder {folder}: another grid runs in it; wait for it, or choose another folder"
-        ) from error
-    with held:
+    with grid_lock(folder):
         todo = [cell for cell in cells if not cell.ended and not cell.died]
         check_sources(todo)
         jobs = [Job(cell.name, command_of(cell), cell.log, cell) for cell in todo]
@@ -297,8 +291,8 @@ def check_sources(todo: list[Cell]) -> None:
         source = cell.source
         if source is not None and not source.ended and source.name not in names:
             raise UserError(
-                f"--arms {cell.arm}: it follows the recorded series of {source.name}, whose cell has not "
-                f"ended ({source.run}); run --arms {source.arm} first, or both together, or take it from a "
+                f"--arms {cell.row}: it follows the recorded series of {source.name}, whose cell has not "
+                f"ended ({source.run}); run --arms {source.row} first, or both together, or take it from a "
                 f"collected cell (the command series)"
             )
 
@@ -367,8 +361,8 @@ def status_table(cells: list[Cell]) -> Table:
     for seed in seeds:
         table.add_column(str(seed), justify="right")
     table.add_column("of all")
-    for arm in dict.fromkeys(cell.arm for cell in cells):
-        mine = {cell.seed: cell for cell in cells if cell.arm == arm}
+    for arm in dict.fromkeys(cell.row for cell in cells):
+        mine = {cell.seed: cell for cell in cells if cell.row == arm}
         states = [mine[seed].state() for seed in seeds]
         table.add_row(arm, *states, f"{states.count('ended')} of {len(states)} ended")
     return table

@@ -24,7 +24,15 @@ from benchmarks.collapse_bench.plan import (
 )
 from benchmarks.collapse_bench.tables import block, write_page
 from benchmarks.grids.cell_folder import run_timed, states_table
-from benchmarks.grids.command_line import add_commands, check_kept, command, numbers, positive, tell_collected
+from benchmarks.grids.command_line import (
+    add_cell,
+    add_commands,
+    add_parallel,
+    add_tables,
+    check_kept,
+    command,
+    tell_collected,
+)
 from services.common.loading.lazy import LazyModule
 from trainer.config.schema import parse_config
 
@@ -36,24 +44,15 @@ FOLDER = Path("runs/collapse_bench")
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m benchmarks.collapse_bench", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
-    for name, one in add_commands(commands, FOLDER, RESULTS):
+    for name, one in add_commands(commands, FOLDER, RESULTS, planned=FIRST_SEEDS, steps=STEPS):
         one.add_argument("--causes", nargs="+", default=["all"], help="causes, or all, dose, second, curve")
         one.add_argument("--cures", nargs="+", default=["all"], help=f"all, curve, {', '.join(CURES)}")
-        one.add_argument(
-            "--seeds", type=numbers, default=list(FIRST_SEEDS), help="FIRST:END (END not included), or a list"
-        )
-        one.add_argument("--steps", type=positive, default=STEPS, help="training steps of a cell")
         if name == "grid":
-            one.add_argument("--parallel", type=positive, default=2, help="cells at the same time")
-    one = commands.add_parser("tables", help="print the page's tables from the compressed metrics")
-    one.add_argument("--results", type=Path, default=RESULTS, help="folder of the compressed metrics")
-    one.add_argument("--page", type=Path, help="write them into this page, between its two marks")
-    one = commands.add_parser("cell", help="run one cell in this process (the grid does this itself)")
-    one.add_argument("--folder", type=Path, default=FOLDER)
+            add_parallel(one)
+    add_tables(commands, RESULTS)
+    one = add_cell(commands, FOLDER, STEPS)
     one.add_argument("--cause", required=True, choices=CAUSES)
     one.add_argument("--cure", required=True, choices=CURES)
-    one.add_argument("--seed", type=int, required=True)
-    one.add_argument("--steps", type=positive, default=STEPS)
     one = commands.add_parser("warm", help="make one warm start (the grid does this itself)")
     one.add_argument("--seed", type=int, required=True)
     return top
@@ -79,7 +78,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         return 0
     if arguments.command == "cell":
         return run_cell(
-            Cell(arguments.cause, arguments.cure, arguments.seed, arguments.folder, arguments.steps)
+            Cell.of(arguments.cause, arguments.cure, arguments.seed, arguments.folder, arguments.steps)
         )
     if arguments.command == "collect":
         check_kept(arguments.seeds, SEEDS, arguments.out, RESULTS)

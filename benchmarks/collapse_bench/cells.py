@@ -15,9 +15,8 @@ from rich.console import Console
 from benchmarks.barometer.plan import warm_start_of
 from benchmarks.collapse.grid import Job, end_all
 from benchmarks.collapse_bench.plan import STEPS
-from benchmarks.grids.cell_folder import MOST_FAILURES, CellFolder
-from services.common.errors import UnspiralError, UserError
-from services.common.files import lock
+from benchmarks.grids.cell_folder import MOST_FAILURES, CellFolder, grid_lock
+from services.common.errors import UnspiralError
 from services.common.processes import signals
 
 CELL_SECONDS = 2 * 3600.0
@@ -26,24 +25,28 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Cell(CellFolder):
-    """One cause and one cure with one seed. folder: of the whole grid."""
+    """One cause and one cure (its row is `CAUSE+CURE`) with one seed."""
 
-    cause: str
-    cure: str
-    seed: int
-    folder: Path
     steps: int = STEPS
 
+    @classmethod
+    def of(cls, cause: str, cure: str, seed: int, folder: Path, steps: int = STEPS) -> Cell:
+        return cls(f"{cause}+{cure}", seed, folder, steps)
+
     @property
-    def row(self) -> str:
-        return f"{self.cause}+{self.cure}"
+    def cause(self) -> str:
+        return self.row.partition("+")[0]
+
+    @property
+    def cure(self) -> str:
+        return self.row.partition("+")[2]
 
 
 def cells(
     folder: Path, causes: list[str], cures: list[str], seeds: list[int], steps: int = STEPS
 ) -> list[Cell]:
     """The whole grid of a seed before the next seed: a grid that is cut short holds as many of each cell."""
-    return [Cell(cause, cure, seed, folder, steps) for seed in seeds for cause in causes for cure in cures]
+    return [Cell.of(cause, cure, seed, folder, steps) for seed in seeds for cause in causes for cure in cures]
 
 
 def command_of(cell: Cell) -> list[str]:
@@ -68,12 +71,7 @@ def run_grid(found: list[Cell], folder: Path, parallel: int, console: Console) -
     """Run all cells that have not ended; one that was cut begins anew. Returns the exit status: 1 where a
     cell failed. Raises UserError where another grid has the folder, UnspiralError where a warm start fails,
     Stopped after a signal."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        held = lock(folder / ".lock")
-    except BlockingIOError as error:
-        raise UserError(f"--folder {folder}: another grid runs in it; choose another folder") from error
-    with held, signals.raised():
+    with grid_lock(folder), signals.raised():
         todo = [cell for cell in found if not cell.ended and cell.failures() < MOST_FAILURES]
         console.print(
             f"{len(found)} cells, {len(todo)} to run, {parallel} at a time; logs in {folder / 'logs'}",

@@ -1,1 +1,1 @@
-"""The common part of the grids of runs: collapse, collapse_bench and barometer."""
+"""The common part of the grids of runs: collapse, collapse_bench, barometer and one_search."""

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.table import Table
 
-from services.common.files import hints, write_json
+from services.common.errors import UserError
+from services.common.files import hints, lock, write_json
 from services.common.runs.paths import last_step
 
 MOST_FAILURES = 2
 """Times that a short cell may fail; then it is left out, and named."""
 
 
-class CellFolder(ABC):
+@dataclass(frozen=True)
+class CellFolder:
     """Where one cell's files lie in the grid's folder, and what they say of it."""
 
+    row: str
+    """What is run with the seed: the name of a row of the grid."""
     seed: int
     folder: Path
     """Of the whole grid."""
-
     steps: int
-
-    @property
-    @abstractmethod
-    def row(self) -> str:
-        """What is run with the seed: the name of a row of the grid."""
 
     @property
     def name(self) -> str:
@@ -77,6 +75,14 @@ class CellFolder(ABC):
         count = self.failures() + 1
         write_json(self._failures, {"failures": count, "exit": status})
         return count
+
+
+def grid_lock(folder: Path) -> TextIO:
+    """Held by the grid that runs in a folder, which is made. Raises UserError where another one runs in
+    it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    taken = f"--folder {folder}: another grid runs in it; wait for it, or choose another folder"
+    return lock(folder / ".lock", lambda holder: UserError(taken))
 
 
 def run_timed(cell: CellFolder, train: Callable[[], dict[str, Any]]) -> int:

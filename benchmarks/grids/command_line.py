@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -33,8 +34,22 @@ def positive(text: str) -> int:
     return value
 
 
-def add_commands(commands: Any, folder: Path, results: Path) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """The commands on cells (`grid`, `status`, `collect`) by name, with the options that all grids have."""
+def add_commands(
+    commands: Any,
+    folder: Path,
+    results: Path,
+    *,
+    planned: Sequence[int],
+    steps: int,
+    named: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """The commands on cells (`grid`, `status`, `collect`) by name, with the options that all grids have.
+    planned: seeds of the grid. named: others that `--seeds` takes by a name."""
+
+    def seeds(text: str) -> list[int]:
+        return list(named[text]) if text in named else numbers(text)
+
+    says_seeds = ", ".join([*named, "FIRST:END (END not included), or a list"])
     for name, says in (
         ("grid", "run the cells that have not ended"),
         ("status", "print the state of all cells"),
@@ -42,10 +57,34 @@ def add_commands(commands: Any, folder: Path, results: Path) -> Iterator[tuple[s
     ):
         one = commands.add_parser(name, help=says)
         one.add_argument("--folder", type=Path, default=folder, help="folder of the run folders")
+        one.add_argument("--seeds", type=seeds, default=list(planned), help=says_seeds)
+        one.add_argument("--steps", type=positive, default=steps, help="training steps of a cell")
         yield name, one
         if name == "collect":
             one.add_argument("--out", type=Path, default=results, help="folder of the compressed metrics")
             one.add_argument("--replace", action="store_true", help="write over files with other bits")
+
+
+def add_parallel(parser: argparse.ArgumentParser, what: str = "cells") -> None:
+    parser.add_argument("--parallel", type=positive, default=2, help=f"{what} at the same time")
+
+
+def add_tables(commands: Any, results: Path) -> None:
+    """The command `tables`."""
+    one = commands.add_parser("tables", help="print the tables from the compressed metrics")
+    one.add_argument("--results", type=Path, default=results, help="folder of the compressed metrics")
+    one.add_argument("--page", type=Path, help="write them into this page, between its two marks")
+
+
+def add_cell(commands: Any, folder: Path, steps: int) -> argparse.ArgumentParser:
+    """The command `cell`, which lacks the options that name the cell's row."""
+    one: argparse.ArgumentParser = commands.add_parser(
+        "cell", help="run one cell in this process (the grid does this itself)"
+    )
+    one.add_argument("--folder", type=Path, default=folder)
+    one.add_argument("--seed", type=int, required=True)
+    one.add_argument("--steps", type=positive, default=steps)
+    return one
 
 
 def check_kept(seeds: Iterable[int], planned: Sequence[int], out: Path, results: Path) -> None:

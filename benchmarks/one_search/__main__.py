@@ -12,21 +12,20 @@ from rich.console import Console
 from benchmarks.barometer.faults import Fault
 from benchmarks.collapse.grid import GridProgress, Job, Runner
 from benchmarks.collapse_bench.cells import set_threads
-from benchmarks.grids.cell_folder import run_timed, states_table
+from benchmarks.grids.cell_folder import grid_lock, run_timed, states_table
 from benchmarks.grids.command_line import (
+    add_cell,
     add_commands,
+    add_parallel,
+    add_tables,
     check_kept,
     command,
-    numbers,
-    positive,
     tell_collected,
     write_between,
 )
 from benchmarks.one_search.cells import RESULTS, Cell, collect, read_all
 from benchmarks.one_search.plan import ARMS, SEEDS, STEPS, configuration
 from benchmarks.one_search.tables import END, FIRST, block
-from services.common.errors import UserError
-from services.common.files import lock
 from services.common.loading.lazy import LazyModule
 from trainer.config.schema import parse_config
 
@@ -38,29 +37,21 @@ FOLDER = Path("runs/one_search")
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m benchmarks.one_search", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
-    for name, one in add_commands(commands, FOLDER, RESULTS):
+    for name, one in add_commands(commands, FOLDER, RESULTS, planned=SEEDS, steps=STEPS):
         one.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS, help="arms of the plan")
-        one.add_argument("--seeds", type=numbers, default=list(SEEDS), help="FIRST:END, or a list")
-        one.add_argument("--steps", type=positive, default=STEPS, help="training steps of a cell")
         if name == "grid":
-            one.add_argument("--parallel", type=positive, default=2, help="cells at the same time")
-    one = commands.add_parser("tables", help="print the section's tables from the compressed metrics")
-    one.add_argument("--results", type=Path, default=RESULTS, help="folder of the compressed metrics")
-    one.add_argument("--page", type=Path, help="write them into this page, between its two marks")
+            add_parallel(one)
+    add_tables(commands, RESULTS)
+    add_cell(commands, FOLDER, STEPS).add_argument("--arm", required=True, choices=ARMS)
     one = commands.add_parser("start", help="make the start of one seed (the grid does this itself)")
     one.add_argument("--seed", type=int, required=True)
-    one = commands.add_parser("cell", help="run one cell in this process (the grid does this itself)")
-    one.add_argument("--folder", type=Path, default=FOLDER)
-    one.add_argument("--arm", required=True, choices=ARMS)
-    one.add_argument("--seed", type=int, required=True)
-    one.add_argument("--steps", type=positive, default=STEPS)
     return top
 
 
 def run_cell(cell: Cell) -> int:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     model = start.stuck_model(cell.seed)
-    config = parse_config(configuration(cell.arm, cell.seed, model, cell.folder, cell.steps))
+    config = parse_config(configuration(cell.row, cell.seed, model, cell.folder, cell.steps))
     return run_timed(cell, lambda: one_process.train(config, Fault(cell.seed)))
 
 
@@ -72,11 +63,7 @@ def run_grid(found: list[Cell], folder: Path, parallel: int, console: Console) -
     """Run what has not ended; a cell that was cut begins anew. Raises UserError where another grid has the
     folder, UnspiralError where a cell fails."""
     set_threads()
-    folder.mkdir(parents=True, exist_ok=True)
-    held = lock(
-        folder / ".lock",
-        lambda holder: UserError(f"--folder {folder}: another grid runs in it; choose another folder"),
-    )
+    held = grid_lock(folder)
     todo = [cell for cell in found if not cell.ended]
     console.print(f"{len(found)} cells, {len(todo)} to run, {parallel} at a time; logs in {folder / 'logs'}")
     seeds = dict.fromkeys(cell.seed for cell in todo)
@@ -85,7 +72,7 @@ def run_grid(found: list[Cell], folder: Path, parallel: int, console: Console) -
         job(
             cell.name,
             cell.log,
-            *("cell", "--folder", str(cell.folder), "--arm", cell.arm),
+            *("cell", "--folder", str(cell.folder), "--arm", cell.row),
             *("--seed", str(cell.seed), "--steps", str(cell.steps)),
         )
         for cell in todo

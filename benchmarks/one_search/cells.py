@@ -21,16 +21,9 @@ COLUMNS = ("reward/mean", "rollout/searches", "llds/beta", "probe/fixed", "entro
 
 @dataclass(frozen=True)
 class Cell(CellFolder):
-    """One arm with one seed. folder: of the whole grid."""
+    """One arm (its row) with one seed."""
 
-    arm: str
-    seed: int
-    folder: Path
     steps: int = STEPS
-
-    @property
-    def row(self) -> str:
-        return self.arm
 
 
 @dataclass(frozen=True)
@@ -71,7 +64,7 @@ def collect(cell: Cell, out: Path, *, replace: bool = False) -> str:
     columns = columns_of(rows, COLUMNS)
     text = json.dumps([two_hop, columns], sort_keys=True)
     header = {
-        "arm": cell.arm,
+        "arm": cell.row,
         "seed": cell.seed,
         "seconds": cell.summary().get("seconds"),
         "cpu_seconds": cell.summary().get("cpu_seconds"),
@@ -84,7 +77,7 @@ def collect(cell: Cell, out: Path, *, replace: bool = False) -> str:
         "steps": [row["step"] for row in rows],
         "columns": columns,
     }
-    return keep(out / cell.arm / f"{cell.seed}.json.gz", content, replace=replace)
+    return keep(out / cell.row / f"{cell.seed}.json.gz", content, replace=replace)
 
 
 def read(file: Path) -> Result:

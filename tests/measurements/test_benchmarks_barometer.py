@@ -14,7 +14,7 @@ from rich.console import Console
 
 from benchmarks.barometer import cells as cells_module
 from benchmarks.barometer import faults, plan
-from benchmarks.barometer.__main__ import main, seeds
+from benchmarks.barometer.__main__ import main, parser
 from benchmarks.barometer.cells import Cell, cells, run_grid
 from benchmarks.barometer.collected import RESULTS, Result, collect, read, read_all
 from benchmarks.barometer.judged import fell, judge, poisson, wilson
@@ -30,6 +30,7 @@ from benchmarks.barometer.tables import (
 )
 from retriever_service.client import Hit
 from services.common.errors import UserError
+from services.common.files import lock
 from services.contracts import Question, TrajectoryRequest
 from services.likelihood.monitor.detectors.table import READS
 from trainer.config.schema import parse_config
@@ -49,7 +50,8 @@ def test_no_seed_is_both_looked_at_and_held_out():
     assert plan.split_of(LOOKED_AT[0]) == "looked at" and plan.split_of(HELD_OUT_SEEDS[0]) == "held out"
     with pytest.raises(UserError, match="--seeds 7: not in the plan"):
         plan.split_of(7)
-    assert seeds("held_out") == list(HELD_OUT_SEEDS) and seeds("900:902") == [900, 901]
+    asked = {"held_out": list(HELD_OUT_SEEDS), "looked_at": list(LOOKED_AT), "900:902": [900, 901]}
+    assert {text: parser().parse_args(["grid", "--seeds", text]).seeds for text in asked} == asked
 
 
 def test_every_kind_is_a_configuration_that_the_product_takes_and_names_rules_that_exist(tmp_path):
@@ -255,7 +257,7 @@ def test_the_grid_skips_what_has_ended_tries_again_what_failed_and_collects_the_
 
 
 def test_two_grids_do_not_share_a_folder_and_a_seed_outside_the_plan_is_refused(tmp_path, capsys):
-    held = cells_module.lock(tmp_path / ".lock")
+    held = lock(tmp_path / ".lock")
     with held, pytest.raises(UserError, match="another grid runs in it"):
         run_grid([], tmp_path, Console(quiet=True))
     assert main(["grid", "--folder", str(tmp_path), "--seeds", "5"]) == 2

@@ -6,7 +6,7 @@ import pytest
 from places import ROOT
 from ruamel.yaml import YAML
 
-from benchmarks.collapse.__main__ import main, seeds
+from benchmarks.collapse.__main__ import main
 from benchmarks.collapse.arms import (
     ARMS,
     BASE,
@@ -23,6 +23,7 @@ from benchmarks.collapse.cells import leaves
 from benchmarks.collapse.outcomes import END, EVERY, QUESTIONS, planned
 from benchmarks.collapse.plan_page import arms_table, base_yaml, contrasts_line
 from benchmarks.collapse.power import paragraph
+from benchmarks.grids.command_line import numbers
 from services.common.errors import UserError
 from trainer.config.schema import dump_config, parse_config
 
@@ -141,11 +142,11 @@ def test_an_arm_that_follows_another_is_refused_until_that_cell_is_there(tmp_pat
 
 
 def test_seeds_are_a_range_or_a_list():
-    assert seeds("100:103") == [100, 101, 102]
-    assert seeds("100,105") == [100, 105]
+    assert numbers("100:103") == [100, 101, 102]
+    assert numbers("100,105") == [100, 105]
     for wrong in ("5:5", "x", ""):
         with pytest.raises(ValueError):
-            seeds(wrong)
+            numbers(wrong)
 
 
 def test_the_page_states_the_design_that_the_code_runs():

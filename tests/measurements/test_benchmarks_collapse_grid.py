@@ -160,7 +160,7 @@ def test_a_cell_that_follows_another_waits_for_it(tmp_path, scripts):
     found = cells(tmp_path, ["matched_step", "llds_0.5"], [100], 3)
     assert run_grid(found, tmp_path, 2, CONSOLE) == 0
     assert started == ["matched_step-100", "llds_0.5-100"] and all(cell.ended for cell in found)
-    ended = [(tmp_path / cell.arm / "100" / "summary.json").stat().st_mtime_ns for cell in found]
+    ended = [(tmp_path / cell.row / "100" / "summary.json").stat().st_mtime_ns for cell in found]
     assert ended[1] < ended[0]
 
 
