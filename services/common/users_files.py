@@ -4,15 +4,39 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.yaml_words import in_words
+
+if TYPE_CHECKING:
+    from ruamel.yaml.error import MarkedYAMLError
 
 _NO_SUCH_FORM = (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error)
+_YAML_WORDS = (
+    (
+        r"expected <block end>, but found '(<block mapping start>|-)'",
+        "the indentation fits no line above; keys of one section begin in the same column",
+    ),
+    (
+        r"expected <block end>, but found .*",
+        "more text behind the end of a value; put quotes around the whole of it",
+    ),
+    (r"could not find expected ':'", "line {} has no `: `"),
+    (r"found unexpected end of stream", "the quote that begins in line {} is not closed"),
+    (r"found character '\\t' that cannot start any token", "a tab; indent by spaces"),
+    (r"found character (.*) that cannot start any token", r"a text that begins with \1 needs quotes"),
+    (
+        r"(expected ',' or '.'), but got '<stream end>'",
+        r"\1 for the bracket of line {}, got the end of the file",
+    ),
+    (r"(expected ',' or '.'), but got (.*)", r"\1 for the bracket of line {}, got \2"),
+    (r"but found another document", "`---` begins a second document; expected one"),
+)
+"""What is wrong with a YAML text in plain words, by the parser's problem; {} is the line of its context."""
 
 
 @contextmanager
@@ -51,9 +75,59 @@ def parse_yaml(text: str) -> Any:
     try:
         return YAML(typ="safe", pure=True).load(text)
     except MarkedYAMLError as error:
-        raise ValueError(in_words(error, text)) from error
+        raise ValueError(_in_words(error, text)) from error
     except (YAMLError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from error
+
+
+def _in_words(error: MarkedYAMLError, text: str) -> str:
+    """`line 3, column 2: a tab; indent by spaces`, of an error of ruamel in a text."""
+    mark = error.problem_mark or error.context_mark
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    context = error.context_mark.line + 1 if error.context_mark else "above"
+    problem = " ".join((error.problem or error.context or "").replace("\t", "\\t").split())
+    if twice := re.match(r'found duplicate key "(.*?)" with value', problem):
+        first = _line_of_key(text, twice[1], error.context_mark)
+        return f"{place}the key {twice[1]} stands twice" + (f", first in line {first}" if first else "")
+    for pattern, words in _YAML_WORDS:
+        if found := re.fullmatch(pattern, problem):
+            return place + found.expand(words).replace("{}", str(context))
+    if problem == "mapping values are not allowed here" and mark is not None:
+        return place + _colon(text.split("\n")[: mark.line + 1], mark.column)
+    return place + problem
+
+
+def _colon(lines: list[str], column: int) -> str:
+    """Why the last line may have no `: ` at this column, from 0."""
+    if ": " in lines[-1][:column]:
+        return "a second `: ` in the line; a text with one needs quotes"
+    number = next((n for n in range(len(lines) - 1, 0, -1) if lines[n - 1].strip()), 0)
+    if number and ":" in lines[number - 1]:
+        return f"the line is indented deeper than line {number}, which has a value already"
+    return f"line {number} above has no `: `"
+
+
+def _line_of_key(text: str, key: str, start: Any) -> int | None:
+    """The first line, from 1, of a key of the mapping that begins at the mark `start`."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.nodes import MappingNode, SequenceNode
+
+    waiting: list[Any] = [YAML(typ="safe", pure=True).compose(text)]
+    seen: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:  # an alias; a node may hold itself
+            continue
+        seen.add(id(node))
+        if isinstance(node, SequenceNode):
+            waiting += node.value
+        if not isinstance(node, MappingNode):
+            continue
+        if start is not None and node.start_mark.index == start.index:
+            lines = [name.start_mark.line + 1 for name, _ in node.value if name.value == key]
+            return min(lines, default=None)
+        waiting += [value for _, value in node.value]
+    return None
 
 
 def load_yaml(file: Path) -> Any:

@@ -1,5 +1,5 @@
 """Checks before anything slow starts: room on disk and in memory, files of the retriever, length of
-the prompts."""
+the prompts, held-out questions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,19 @@ from retriever_service.search.users_index import load_search
 from services.common import hub
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.loading.user_code import is_import_path
+from services.common.names import accepted
 from services.contracts import Question
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import Template, make_template
 from services.settings import CPU_CACHE_GIB, RetrieverSettings, RolloutSettings
+from trainer.config.held_out_scores import source_in
 from trainer.config.learner import LoRASettings
 from trainer.config.schema import Config
 from trainer.data import models
+from trainer.data.checks.overlap import repeated
 from trainer.data.demonstrations import read_demonstrations
 from trainer.data.questions import load_questions
+from trainer.loop.run.sources import label, largest
 from trainer.loop.update.matched_step import read_series
 
 GIB = 1 << 30
@@ -222,4 +227,30 @@ def check_room(
             f"memory: {memory_free / GIB:.1f} GiB are free; about {memory / GIB:.1f} GiB are needed for "
             f"{parameters / 1e6:.0f} M parameters and "
             f"{workers} rollout workers (rollout.workers, rollout.kv_cache_gib)"
+        )
+
+
+def check_held_out(
+    config: Config, train: Sequence[Question], held_out: Sequence[Question], say: Callable[[str], None]
+) -> None:
+    """Raises UserError where `trainer.best_by` names a data source without a score of its own; says how many
+    questions of data.eval stand in data.train too."""
+    if not held_out:
+        return
+    _check_source(config.trainer.best_by, held_out)
+    if count := repeated(held_out, train):
+        say(
+            f"warning: {count:,} of {len(held_out):,} questions of data.eval stand in data.train too, with "
+            "an answer in common; `unspiral data validate --against` lists them"
+        )
+
+
+def _check_source(by: str, held_out: Sequence[Question]) -> None:
+    wanted = source_in(by)
+    if wanted is None:
+        return
+    scored = largest(Counter(label(question.data_source) for question in held_out))
+    if label(wanted) not in scored:
+        raise UserError(
+            f"trainer.best_by={by}: data.eval has no score of a source {wanted}; {accepted(wanted, scored)}"
         )

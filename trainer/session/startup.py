@@ -39,9 +39,14 @@ from trainer.data import PromptCursor, load_questions, models
 from trainer.learner.group import LearnerGroup
 from trainer.loop.run.run_folder import RunFolder
 from trainer.loop.run.system import Serving, System
-from trainer.session.held_out import check_held_out
 from trainer.session.own_parts import OwnParts
-from trainer.session.preflight import check_learner_files, check_prompts, check_retrievers, check_room
+from trainer.session.preflight import (
+    check_held_out,
+    check_learner_files,
+    check_prompts,
+    check_retrievers,
+    check_room,
+)
 from trainer.session.ray_watch import RECONNECT_SECONDS, leave_starting_ray
 from trainer.session.resuming.rules import Resumed
 from trainer.session.waits import busy, told
@@ -173,22 +178,18 @@ async def retriever_address(
 
     index: of `index_of`, where it was made already."""
     url = settings.url
+    limit = settings.start_timeout_seconds
     if url is None:
         index = index or await index_of(settings, name, config, say)
         with told(say, f"the retriever on {index} to start"):
-            url = await _started(
-                partial(
-                    start_retriever,
-                    index,
-                    topk=config.rollout.topk,
-                    name=f"unspiral-{config.run.name}-{name}",
-                    timeout_seconds=settings.start_timeout_seconds,
-                ),
-                stack,
+            actor = f"unspiral-{config.run.name}-{name}"
+            start = partial(
+                start_retriever, index, topk=config.rollout.topk, name=actor, timeout_seconds=limit
             )
+            url = await _started(start, stack)
     client = RetrieverClient(url, timeout_seconds=settings.timeout_seconds)
     try:
-        await client.wait_ready(settings.start_timeout_seconds, on_wait=say)
+        await client.wait_ready(limit, on_wait=say)
     finally:
         await client.aclose()
     return url
