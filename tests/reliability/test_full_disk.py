@@ -193,3 +193,14 @@ def test_a_run_whose_disk_takes_no_more_ends_with_3_and_the_first_file(
         "warning: no (summary|report) was written: ", out.getvalue()
     )
     assert "Traceback" not in out.getvalue() + said
+
+
+def test_so_are_converted_questions(disk, tmp_path, capsys):
+    (tmp_path / "q.jsonl").write_text('{"question": "who?", "golden_answers": ["a"]}\n' * 500)
+    fill(disk)
+    out = disk / "out.jsonl"
+    with pytest.raises(SystemExit) as left:
+        cli.main(["data", "convert", str(tmp_path / "q.jsonl"), str(out)])
+    assert left.value.code == 3 and not out.exists()
+    said = f"unspiral: {out}: cannot be written (No space left on device)\n"
+    assert capsys.readouterr().err == said

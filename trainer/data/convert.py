@@ -10,6 +10,7 @@ from typing import Any
 
 from services.common.errors import UserError
 from services.common.files import written_aside
+from services.common.users_files import make_folder, writing
 from services.contracts import Question
 from services.rollout.worker.templates.search_r1 import user_turn
 from trainer.data.columns import Keys
@@ -36,7 +37,8 @@ def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False, keys: K
 
     Written aside and renamed. Other columns of the source are kept (in parquet as JSON text where their
     values have no common type).
-    Raises UserError, also for the first malformed row, unless `skip_bad`.
+    Raises UserError, also for the first malformed row, unless `skip_bad`; EnvironmentLacks where the disk is
+    full.
     """
     src = Path(src)
     dst = Path(dst)
@@ -59,15 +61,12 @@ def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False, keys: K
             rows.append((record.fields or {}, found.question))
     if not rows:
         raise UserError(nothing_in(src, problems))
-    try:
-        dst.parent.mkdir(parents=True, exist_ok=True)
-        with written_aside(dst) as aside:
-            if suffix == ".parquet":
-                _write_parquet(rows, aside)
-            else:
-                _write_json(rows, aside, suffix)
-    except OSError as e:
-        raise UserError(f"{dst}: cannot be written: {e.strerror or e}") from e
+    make_folder(dst.parent, f"the folder of {dst}")
+    with writing(dst), written_aside(dst) as aside:
+        if suffix == ".parquet":
+            _write_parquet(rows, aside)
+        else:
+            _write_json(rows, aside, suffix)
     return Questions([q for _, q in rows], len(problems))
 
 
