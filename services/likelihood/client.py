@@ -151,9 +151,7 @@ class LikelihoodClient:
             if answer.status_code == 200:
                 return unpack_tokens(answer.content)
             problem = None if answer.status_code == 404 else _reason(answer)
-        except httpx.HTTPError as e:
-            problem = type(e).__name__
-        except Exception as e:  # whatever a damaged body or file raises; no probe is worth the run
+        except Exception as e:  # of service, body or file, whichever it is: no probe is worth the run
             problem = " ".join(f"{type(e).__name__}: {e}".split())[:200]
         if problem is not None:
             log.warning(

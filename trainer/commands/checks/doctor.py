@@ -27,7 +27,7 @@ from services.common.loading.extras import how_to_install
 from trainer.commands.checks import doctor_roles as roles
 from trainer.commands.checks import listeners
 from trainer.commands.checks.doctor_parts import check_leak, check_parts
-from trainer.commands.checks.findings import GIB, Finding, judged, status_of
+from trainer.commands.checks.findings import GIB, Finding, judged, status_of, tried
 from trainer.commands.checks.leftovers import find_leftovers
 from trainer.commands.options import Overrides
 from trainer.commands.version import version
@@ -243,10 +243,9 @@ def check_address(key: str, url: str) -> Iterator[Finding]:
 
 def _questions_of(key: str, value: str, skip_bad: bool) -> Finding:
     """Whether the first rows of a question file are questions."""
-    try:
-        rows = list(islice(parsed(Path(value)), LOOKED_AT))
-    except UserError as e:
-        return Finding(key, "bad", value, str(e))
+    rows = tried(key, value, lambda: list(islice(parsed(Path(value)), LOOKED_AT)))
+    if isinstance(rows, Finding):
+        return rows
     bad = [row for row in rows if isinstance(row, BadRow)]
     seen = f"{value}: {counted(len(rows) - len(bad), 'question')} in {counted(len(rows), 'row')}"
     if len(rows) == LOOKED_AT:
@@ -271,26 +270,20 @@ def check_config(path: Path, config: Config) -> Iterator[Finding]:
     }
     for key, value in ({"model.path": config.model.path} | files).items():
         if value and key in files and value.startswith("lab:"):
-            try:
-                lab_name(value)
-            except UserError as e:
-                yield Finding(key, "bad", value, str(e))
+            if isinstance(found := tried(key, value, lab_name, value), Finding):
+                yield found
         elif value and "/" in value and not Path(value).exists():
             yield Finding(key, "bad", value, "no such file or folder")
         elif value and key.startswith("data.") and Path(value).exists():
             yield _questions_of(key, value, config.data.skip_bad)
     for key, folder in indexes_of(config).items():
-        try:
-            check_index(key, folder)
-            yield Finding(key, "good", folder)
-        except UserError as e:
-            yield Finding(key, "bad", folder, str(e))
+        refused = tried(key, folder, check_index, key, folder)
+        yield refused if isinstance(refused, Finding) else Finding(key, "good", folder)
     for key, searched in (("retriever", config.retriever), ("evaluation.retriever", held_out)):
         if searched and searched.corpus and Path(searched.corpus).exists():
-            try:
-                next(read_corpus(searched.corpus, skip_bad=searched.skip_bad), None)
-            except UserError as e:
-                yield Finding(f"{key}.corpus", "bad", searched.corpus, str(e))
+            rows = read_corpus(searched.corpus, skip_bad=searched.skip_bad)
+            if isinstance(first := tried(f"{key}.corpus", searched.corpus, next, rows, None), Finding):
+                yield first
     if lack := lack_of_gpus(config, gpus_here()):
         # A cluster that is joined has other machines.
         yield Finding("GPUs", "note" if os.environ.get("RAY_ADDRESS") else "bad", *lack)

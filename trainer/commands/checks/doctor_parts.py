@@ -16,7 +16,7 @@ from services.common.loading.lazy import LazyModule
 from services.common.loading.user_code import is_import_path
 from services.contracts import Question
 from trainer.commands.checks.doctor_reward import check_reward
-from trainer.commands.checks.findings import Finding
+from trainer.commands.checks.findings import Finding, tried
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.checks.overlap import repeated
@@ -39,16 +39,14 @@ def check_parts(config: Config) -> Iterator[Finding]:
     """One line per part, then one for the prompts that the template makes with the model's tokenizer."""
     bad = False
     for part in parts_of(config):
-        try:
-            loaded = part.load()
-        except UserError as error:
+        loaded = tried(part.key, part.value, part.load)
+        if isinstance(loaded, Finding):
             bad |= part.key == "rollout.template"
-            yield Finding(part.key, "bad", part.value, str(error))
+            yield loaded
+        elif part.key == "reward.kind" and is_import_path(part.value):
+            yield check_reward(config, cast("Reward", loaded))
         else:
-            if part.key == "reward.kind" and is_import_path(part.value):
-                yield check_reward(config, cast("Reward", loaded))
-            else:
-                yield Finding(part.key, "good", f"{part.value}: loaded")
+            yield Finding(part.key, "good", f"{part.value}: loaded")
     if not bad:
         yield _prompts(config)
 
@@ -60,17 +58,20 @@ def _prompts(config: Config) -> Finding:
     if folder is None or not Path(train).exists() or importlib.util.find_spec("transformers") is None:
         why = "transformers, the model or the questions are not here yet; a run checks it when it starts"
         return Finding("prompts", "note", "not made", why)
-    try:
-        models.check_folder(folder, config.model.path)
-        questions = [
-            item[1].question for item in islice(parsed(Path(train)), PROMPTS) if isinstance(item, tuple)
-        ]
-        preflight.check_prompts(
-            "data.train", questions, tokenizer.load_tokenizer(folder), config.rollout, trained=True
-        )
-    except UserError as error:
-        return Finding("prompts", "bad", config.rollout.template, str(error))
-    return Finding("prompts", "good", f"made of the first {counted(len(questions), 'question')}")
+    made = tried("prompts", config.rollout.template, _prompts_made, config, folder)
+    if isinstance(made, Finding):
+        return made
+    return Finding("prompts", "good", f"made of the first {counted(made, 'question')}")
+
+
+def _prompts_made(config: Config, model: Path) -> int:
+    """How many. Raises UserError as a run's start does."""
+    models.check_folder(model, config.model.path)
+    rows = islice(parsed(Path(config.data.train)), PROMPTS)
+    questions = [item[1].question for item in rows if isinstance(item, tuple)]
+    words = tokenizer.load_tokenizer(model)
+    preflight.check_prompts("data.train", questions, words, config.rollout, trained=True)
+    return len(questions)
 
 
 def _model_here(given: str) -> Path | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from services.common.errors import UserError
 from services.contracts import Action, FinishReason, Question, Reading, Trajectory
-from trainer.commands.checks.findings import Finding
+from trainer.commands.checks.findings import Finding, tried
 from trainer.config.schema import Config
 from trainer.data.questions import parsed
 from trainer.rewards import Reward, right_at
@@ -29,11 +29,11 @@ def check_reward(config: Config, reward: Reward) -> Finding:
     """What the function gives each of them, or its own error."""
     kind = config.reward.kind
     trajectories = made(_question(config.data.train), config.rollout.reading)
-    try:
-        with closing(RewardCalls(reward, kind, SECONDS, key=None)) as calls:
-            right, wrong, none = asyncio.run(calls.of(trajectories))
-    except UserError as error:
-        return Finding("reward.kind", "bad", kind, str(error))
+    with closing(RewardCalls(reward, kind, SECONDS, key=None)) as calls:
+        earned = tried("reward.kind", kind, lambda: asyncio.run(calls.of(trajectories)))
+    if isinstance(earned, Finding):
+        return earned
+    right, wrong, none = earned
     needed = right_at(reward, config.reward.right_at)
     seen = f"{kind}: a right answer {_earns(right)}, a wrong one {_earns(wrong)}, none {_earns(none)}"
     advice = ""

@@ -5,9 +5,14 @@ from __future__ import annotations
 import http.client
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, ParamSpec, TypeVar
 
+from services.common.errors import UserError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 Level = Literal["good", "note", "bad"]
 GIB = 1 << 30
 _ask = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
@@ -34,6 +39,14 @@ def status_of(url: str, seconds: float = 5.0) -> tuple[int | None, str]:
         return e.code, str(e.reason)
     except (OSError, http.client.HTTPException) as e:
         return None, str(getattr(e, "reason", e))
+
+
+def tried(what: str, seen: str, check: Callable[P, T], *given: P.args, **options: P.kwargs) -> T | Finding:
+    """What a check returns. Where it raises UserError, a bad finding with its line."""
+    try:
+        return check(*given, **options)
+    except UserError as error:
+        return Finding(what, "bad", seen, str(error))
 
 
 def judged(what: str, good: bool, seen: str, advice: str, otherwise: Level = "bad") -> Finding:
