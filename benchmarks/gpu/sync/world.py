@@ -45,7 +45,8 @@ def config_of(
                 "max_response_tokens": 64,
                 "max_obs_tokens": 64,
                 "gpu_memory_utilization": options.memory,
-                "kv_cache_gib": 0.2 if options.device == "cpu" else None,
+                # Given, since vLLM would measure the memory while others that start beside it take theirs.
+                "kv_cache_gib": 0.2 if options.device == "cpu" else 1.0,
                 "start_timeout_seconds": 400,
                 "prompts_per_step": 4,
                 "group_size": 4,
