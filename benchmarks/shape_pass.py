@@ -164,6 +164,7 @@ def passed(folder: Path, extra: list[str], dtype: str, *, at_once: bool = False)
             [sys.executable, "-m", "trainer", *map(str, arguments)], check=True, env=_environment()
         )
         seconds[name] = round(time.monotonic() - began, 1)
+        print(f"{name}: {seconds[name]} s", flush=True)  # all that is left of a pass that is ended
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     gap = [line["mismatch/abs_logp"] for line in lines]
     if [line["step"] for line in lines] != [1, 2] or not all(map(math.isfinite, gap)):

@@ -69,6 +69,7 @@ def arguments(parser: Any) -> None:
         help="each round also with vLLM's own front end, and with ours but each token sent at once, in turns",
     )
     parser.add_argument("--profile", type=int, default=0, help="seconds of py-spy, in further rounds")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="of rounds: none begins after so long")
     parser.add_argument("--memory", type=float, default=0.8, help="rollout.gpu_memory_utilization")
 
 
@@ -114,7 +115,11 @@ async def _run(args: Any, url: str) -> dict[str, Any]:
         await asyncio.gather(*map(worker.rollout, requests))  # warms up
         ways = [*args.ways, *(BESIDE if args.beside_own else [])]
         runs: dict[str, list[dict[str, Any]]] = {name_of(way, n): [] for n in sizes for way in ways}
+        first = time.monotonic()
         for repeat, places, way in itertools.product(range(args.repeats), sizes, ways):
+            if time.monotonic() - first > args.seconds:
+                print(f"no round begins after {args.seconds:g} s", flush=True)
+                break
             taken = questions[: places * args.times if places else args.trajectories]
             with front_end(BESIDE[way]) if way in BESIDE else nullcontext():
                 done = await _round(worker, taken, way, repeat, args.temperature, places)
@@ -136,11 +141,16 @@ async def _run(args: Any, url: str) -> dict[str, Any]:
             out |= {"top": profile.top, "top_of_engine": beside.top}
     finally:
         await worker.close()
-    out |= runs
-    rates = {name: statistics.median(map(rate_of, rows)) for name, rows in runs.items()}
-    if set(WAYS) <= set(args.ways):
-        for places in sizes:
-            one, other = (rates[name_of(way, places)] for way in WAYS)
+    return out | compared(runs, sizes)
+
+
+def compared(runs: dict[str, list[dict[str, Any]]], sizes: list[int | None]) -> dict[str, Any]:
+    """The rounds that were run, and the ratio of both ways for each size that has both."""
+    out: dict[str, Any] = {name: rows for name, rows in runs.items() if rows}
+    rates = {name: statistics.median(map(rate_of, rows)) for name, rows in out.items()}
+    for places in sizes:
+        one, other = (rates.get(name_of(way, places)) for way in WAYS)
+        if one and other:
             out[name_of("ratio", places)] = one / other
     return out
 

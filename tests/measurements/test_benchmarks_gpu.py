@@ -13,6 +13,7 @@ from benchmarks.gpu import peer as gpu_peer
 from benchmarks.gpu import rollout as gpu_rollout
 from benchmarks.gpu import train as gpu_train
 from benchmarks.gpu.shapes import qwen2_config
+from services.common.errors import UserError
 from trainer.config.schema import load_config
 from trainer.learner.batches.micro_batches import make_microbatch
 from trainer.learner.model.policy import PolicyModel
@@ -55,21 +56,31 @@ def test_the_learner_benchmark_prints_ratios_of_one_run(capsys):
     assert late["packed"] == {"skipped": "out of time"}
 
 
-def test_a_variant_that_fails_leaves_its_memory_to_the_next(monkeypatch):
+@pytest.mark.parametrize("kind", [RuntimeError, UserError])
+def test_a_variant_that_fails_leaves_its_memory_to_the_next(monkeypatch, kind):
     parser = argparse.ArgumentParser()
     gpu_learner.arguments(parser)
     kept = []
 
     def failing(rank, *_, **__):
         kept.append(weakref.ref(next(rank.engine.policy.parameters())))
-        raise RuntimeError("CUDA out of memory")
+        raise kind("CUDA out of memory")
 
     monkeypatch.setattr(gpu_learner, "measure", failing)
     out = gpu_learner.run(
         parser.parse_args(["--shape", "tiny", "--rows", "2", "--longest", "100", "--variants", "packed"])
     )
-    assert out["packed"] == {"failed": "RuntimeError: CUDA out of memory"}
+    assert out["packed"] == {"failed": f"{kind.__name__}: CUDA out of memory"}
     assert kept[0]() is None
+
+
+@pytest.mark.parametrize("name", [name for name in gpu_learner.VARIANTS if "compiled" not in name])
+def test_each_variant_of_the_learner_can_be_measured(name):
+    parser = argparse.ArgumentParser()
+    gpu_learner.arguments(parser)
+    shape = ["--shape", "tiny", "--rows", "2", "--longest", "100", "--repeats", "1"]
+    out = gpu_learner.run(parser.parse_args([*shape, "--variants", name]))
+    assert "failed" not in out[name] and out[name]["seconds"] > 0
 
 
 def write_run(folder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from benchmarks.gpu import rollout as gpu_rollout
 from benchmarks.gpu import staleness as gpu_staleness
 from benchmarks.gpu import watch as gpu_watch
 from benchmarks.gpu.sync import striking
+from benchmarks.gpu.sync.turns import turn
 from services.rollout.worker.tokenizer import load_tokenizer
 
 
@@ -285,3 +287,51 @@ def test_a_coin_pays_half_of_all_answers_the_same_on_both_sides():
     assert 0.45 < sum(paid) / len(paid) < 0.55 and set(paid) == {0.0, 1.0}
     trajectory = SimpleNamespace(actions=[SimpleNamespace(text="no"), SimpleNamespace(text=f"{texts[7]}\n")])
     assert gpu_peer.coin_reward(trajectory) == paid[7]
+
+
+def test_what_the_time_left_out_has_neither_a_row_nor_a_ratio():
+    row = {"tokens_per_s": 100.0}
+    runs = {
+        "asynchronous, 8 in flight": [row, row],
+        "barrier, 8 in flight": [{"tokens_per_s": 50.0}],
+        "asynchronous, 16 in flight": [row],
+        "barrier, 16 in flight": [],
+    }
+    out = gpu_rollout.compared(runs, [8, 16])
+    assert out.pop("ratio, 8 in flight") == 2.0
+    assert out == {name: rows for name, rows in runs.items() if rows}
+    assert set(gpu_rollout.compared({"asynchronous": [row], "barrier": [row]}, [None])) == {
+        "asynchronous",
+        "barrier",
+        "ratio",
+    }
+
+
+async def test_measurements_that_start_beside_each_other_are_timed_in_turns(tmp_path):
+    """The other is a process that ends without giving its turn back."""
+    file = tmp_path / "new" / "turn"
+    code = (
+        "import asyncio, sys\n"
+        "from pathlib import Path\n"
+        "from benchmarks.gpu.sync.turns import turn\n"
+        "async def hold():\n"
+        "    async with turn(Path(sys.argv[1])):\n"
+        "        print('in', flush=True)\n"
+        "        sys.stdin.read()\n"
+        "asyncio.run(hold())\n"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert other.stdout.readline() == "in\n"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                async with turn(file):
+                    pass
+    finally:
+        other.kill()
+        other.wait()
+    async with asyncio.timeout(30), turn(file):
+        async with turn(tmp_path / "another"), turn(None):
+            pass

@@ -116,6 +116,10 @@ class BareClient:
 class BenchRank(RankActor):
     """A learner rank that also knows vLLM's own trainer side (one rank only)."""
 
+    def import_bare(self) -> None:
+        """What `bare_init` imports, which takes half a minute."""
+        import vllm.distributed.weight_transfer.nccl_engine  # noqa: F401
+
     def bare_init(self, workers: list[Any]) -> float:
         """Form the group with these workers; seconds, without the import of vLLM."""
         import socket
