@@ -38,7 +38,11 @@ def sources(name):
         return [path for path in [ROOT / name] if path.exists()]
     place = ROOT.joinpath(*name.split("."))
     own = [path for path in [place.with_suffix(".py")] if path.exists()]
-    return own or sorted(place.glob("**/*.py") if (place / "__main__.py").exists() else [])
+    own = own or sorted(place.glob("**/*.py") if (place / "__main__.py").exists() else [])
+    grids = ROOT / "benchmarks/grids/command_line.py"  # options that all grids have
+    if any("benchmarks.grids.command_line" in path.read_text(encoding="utf-8") for path in own):
+        return [*own, grids]
+    return own
 
 
 def named(option, files: list[Path]):
