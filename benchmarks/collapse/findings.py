@@ -251,15 +251,16 @@ _QUESTIONS: tuple[tuple[str, str, str, str, str, str, str], ...] = (
 )
 
 
-HALF_THE_RATE = 2
-"""Place of the question about it."""
+FIRST_QUESTIONS = 2, 4
+"""Places of the questions about half the rate, without LLDS and with it."""
 
 
 def in_short(results: Results) -> str:
-    """The outcome, and what half the rate does: the two sentences that a reader needs first."""
-    _, *rest = _QUESTIONS[HALF_THE_RATE]
-    answer = "" if lacking(results, rest[:2]) else f" {_answer(results, *rest)}"
-    return f"**The planned study** (laboratory, ten paired seeds per arm): {verdict(results)}{answer}"
+    """The outcome, and what half the rate does, without LLDS and with it: what a reader needs first."""
+    asked = (_QUESTIONS[place][1:] for place in FIRST_QUESTIONS)
+    answers = [_answer(results, *rest) for rest in asked if not lacking(results, rest[:2])]
+    said = " ".join([verdict(results), *answers])
+    return f"**The planned study** (laboratory, ten paired seeds per arm): {said}"
 
 
 def _answer(
