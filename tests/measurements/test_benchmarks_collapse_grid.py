@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
+from itertools import pairwise
 
 import pytest
 from rich.console import Console
@@ -41,6 +42,7 @@ def scripts(monkeypatch):
     """Exit statuses by cell name, in turn; each start of a training is noted."""
     monkeypatch.setattr(grid, "warm_job", lambda folder, seed: None)
     monkeypatch.setattr(grid, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(grid, "START_GAP_SECONDS", 0.0)
     statuses, started = {}, []
 
     def command(cell):
@@ -196,6 +198,15 @@ def test_a_fault_of_settings_or_machine_ends_the_grid(tmp_path, scripts, monkeyp
         run_grid(found, tmp_path, 1, CONSOLE)
     assert found[0].failures() == 0 and found[1].state() == "-"
     assert (tmp_path / "logs/grpo-100.log").read_text().count("ended with") == starts
+
+
+def test_cells_do_not_start_in_the_same_moment(tmp_path, scripts, monkeypatch):
+    """Many local Rays that do so hold each other up."""
+    monkeypatch.setattr(grid, "START_GAP_SECONDS", 0.4)
+    at, note = [], grid.note_machine
+    monkeypatch.setattr(grid, "note_machine", lambda cell: (at.append(time.monotonic()), note(cell)))
+    assert run_grid(cells(tmp_path, ["grpo"], [100, 101, 102], 3), tmp_path, 3, CONSOLE) == 0
+    assert len(at) == 3 and min(later - earlier for earlier, later in pairwise(at)) >= 0.4
 
 
 def test_two_grids_do_not_share_a_folder(tmp_path, scripts):
