@@ -14,6 +14,7 @@ from benchmarks.collapse.collected import RESULTS, Result, read_all, repeats_of
 from benchmarks.collapse.findings import arms_there, in_short, paper_table, signs, user_lines
 from benchmarks.collapse.outcomes import planned
 from benchmarks.collapse.page import FIRST, LAST, SHORT, block, write_page
+from benchmarks.collapse.sameness import mixed
 from benchmarks.collapse.tables import PRIMARY, complete, paired, verdict
 from services.common.errors import UserError
 
@@ -203,6 +204,9 @@ def test_what_the_pages_advise_is_what_the_cells_show():
         ),
     ):
         assert words in said_by(page) and beside.low > 0
+    if mixed(results, ("half_llds_0.5", "half_grpo")):
+        for page in ("README.md", "docs/study.md", "docs/algorithms.md"):
+            assert "on different days and perhaps on different kinds of machine" in said_by(page)
     with_llds, without = (results[name] for name in ("half_llds_0.5", "half_grpo"))
     assert all(with_llds[s].outcomes().em > without[s].outcomes().em for s in SEEDS)
     assert paired(results, "half_llds_0.5", "half_grpo", "probe_fall").high < 0
