@@ -5,7 +5,9 @@ One worker in this process, without Ray; the retriever has a process of its own,
 turns (A B A B); each round begins with an empty prefix cache. Beside tokens per second: the processor time
 that this process (vLLM's front end and the agent loop) and the engine's spend on a token, and the share of
 time in which the GPU is busy. With --profile py-spy looks at both processes for so many seconds, in further
-rounds.
+rounds: functions of either, and the processor time per token of each part of the engine's.
+
+With --beside further engines run with other arguments of vLLM, and take turns with the first.
 
 The end of a round belongs to its longest trajectories, so a rate over whole rounds says little about a
 worker that always has work. With --in-flight a new trajectory begins whenever one ends, and `steady` is the
@@ -15,21 +17,22 @@ before the last one begins. The barrier takes as many at a time, one batch after
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import json
 import os
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from benchmarks.gpu.retriever import served
-from benchmarks.gpu.watch import BusyShare, Profile
+from benchmarks.gpu.watch import BusyShare, Profile, busiest
 from services.contracts import Question, Trajectory, TrajectoryRequest
 from services.rollout.engines import vllm_engine
 from services.rollout.worker.worker import RolloutWorker
@@ -68,9 +71,29 @@ def arguments(parser: Any) -> None:
         action="store_true",
         help="each round also with vLLM's own front end, and with ours but each token sent at once, in turns",
     )
+    parser.add_argument(
+        "--beside",
+        type=beside,
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help='each round also on an engine with these arguments of vLLM\'s, as 128={"max_num_seqs":128}',
+    )
     parser.add_argument("--profile", type=int, default=0, help="seconds of py-spy, in further rounds")
     parser.add_argument("--seconds", type=float, default=3600.0, help="of rounds: none begins after so long")
     parser.add_argument("--memory", type=float, default=0.8, help="rollout.gpu_memory_utilization")
+
+
+def beside(text: str) -> tuple[str, dict[str, Any]]:
+    """A name, and arguments of vLLM's."""
+    name, equals, value = text.partition("=")
+    try:
+        given = json.loads(value)
+    except ValueError:
+        given = None
+    if not (name and equals and isinstance(given, dict)) or "," in name or name in (*WAYS, *BESIDE):
+        raise argparse.ArgumentTypeError(f'{text!r} is not of the form NAME={{"argument": value}}')
+    return name, given
 
 
 def run(args: Any) -> dict[str, Any]:
@@ -79,13 +102,14 @@ def run(args: Any) -> dict[str, Any]:
 
 
 async def _run(args: Any, url: str) -> dict[str, Any]:
+    engines = 1 + len(args.beside)
     settings = RolloutSettings(
         engine=args.engine,
         max_turns=args.max_turns,
         max_response_tokens=args.max_response_tokens,
         max_model_tokens=int(os.environ.get("UNSPIRAL_BENCHMARK_MODEL_TOKENS", "4096")),
         temperature=args.temperature,
-        gpu_memory_utilization=args.memory,
+        gpu_memory_utilization=args.memory / engines,
         compile=args.compile,
         head_dtype=args.head_dtype,
         tensor_parallel=args.tensor_parallel,
@@ -96,24 +120,28 @@ async def _run(args: Any, url: str) -> dict[str, Any]:
         raise SystemExit(
             f"--in-flight {max(sizes)} --times {args.times} need {most} questions, not {len(questions)}"
         )
-    worker = RolloutWorker(
-        "bench", settings, model_path=args.model, retriever_url=url, retriever_timeout_seconds=60.0, seed=1
-    )
-    began = time.monotonic()
-    await worker.start()
-    out: dict[str, Any] = {
-        "start_seconds": time.monotonic() - began,
-        "trajectories": max(args.in_flight) * args.times if args.in_flight else args.trajectories,
-        "model": str(args.model),
-        "head_dtype": args.head_dtype,
-        "tensor_parallel": args.tensor_parallel,
-    }
-    try:
+    async with AsyncExitStack() as stack:
+        workers = {}
+        began = time.monotonic()
+        for name, more in [("", {}), *args.beside]:
+            workers[name] = await stack.enter_async_context(_started(settings, args.model, url, more))
+            if not name:
+                started = time.monotonic() - began
+        worker = workers[""]
+        out: dict[str, Any] = {
+            "start_seconds": started,
+            "trajectories": max(args.in_flight) * args.times if args.in_flight else args.trajectories,
+            "model": str(args.model),
+            "head_dtype": args.head_dtype,
+            "tensor_parallel": args.tensor_parallel,
+            "beside": dict(args.beside),
+        }
         requests = [
             TrajectoryRequest(f"w-{i}", "w", q, i, args.temperature) for i, q in enumerate(questions[:16])
         ]
-        await asyncio.gather(*map(worker.rollout, requests))  # warms up
-        ways = [*args.ways, *(BESIDE if args.beside_own else [])]
+        for each in workers.values():
+            await asyncio.gather(*map(each.rollout, requests))  # warms up
+        ways = [*args.ways, *(BESIDE if args.beside_own else []), *dict(args.beside)]
         runs: dict[str, list[dict[str, Any]]] = {name_of(way, n): [] for n in sizes for way in ways}
         first = time.monotonic()
         for repeat, places, way in itertools.product(range(args.repeats), sizes, ways):
@@ -122,26 +150,56 @@ async def _run(args: Any, url: str) -> dict[str, Any]:
                 break
             taken = questions[: places * args.times if places else args.trajectories]
             with front_end(BESIDE[way]) if way in BESIDE else nullcontext():
-                done = await _round(worker, taken, way, repeat, args.temperature, places)
+                done = await _round(workers.get(way, worker), taken, way, repeat, args.temperature, places)
             runs[name_of(way, places)].append(done)
             print(name_of(way, places), json.dumps(done), flush=True)
         if args.profile:
-            engine = (worker.engine_pids() or [None])[0]
-            with (
-                Profile(args.out / "rollout.stacks", args.profile) as profile,
-                Profile(args.out / "engine.stacks", args.profile if engine else 0, engine) as beside,
-            ):
-                ends = time.monotonic() + args.profile
-                repeat = args.repeats
-                places = sizes[-1]
-                taken = questions[: places * args.times if places else args.trajectories]
-                while time.monotonic() < ends:
-                    await _round(worker, taken, args.ways[0], repeat, args.temperature, places)
-                    repeat += 1
-            out |= {"top": profile.top, "top_of_engine": beside.top}
+            out |= await _profiled(worker, args, questions, sizes[-1])
+    return out | compared(runs, sizes)
+
+
+@asynccontextmanager
+async def _started(
+    settings: RolloutSettings, model: str, url: str, more: dict[str, Any]
+) -> AsyncIterator[RolloutWorker]:
+    """A worker whose engine has further arguments of vLLM's."""
+    own = vllm_engine._arguments
+    worker = RolloutWorker(
+        "bench", settings, model_path=model, retriever_url=url, retriever_timeout_seconds=60.0, seed=1
+    )
+    vllm_engine._arguments = lambda *given: own(*given) | more
+    try:
+        await worker.start()
+    finally:
+        vllm_engine._arguments = own
+    try:
+        yield worker
     finally:
         await worker.close()
-    return out | compared(runs, sizes)
+
+
+async def _profiled(
+    worker: RolloutWorker, args: Any, questions: list[Question], places: int | None
+) -> dict[str, Any]:
+    """Rounds of the first way while py-spy looks."""
+    engine = busiest(worker.engine_pids())
+    taken = questions[: places * args.times if places else args.trajectories]
+    rounds = []
+    with (
+        Profile(args.out / "rollout.stacks", args.profile) as profile,
+        Profile(args.out / "engine.stacks", args.profile if engine else 0, engine) as beside,
+    ):
+        ends = time.monotonic() + args.profile
+        while time.monotonic() < ends:
+            repeat = args.repeats + len(rounds)
+            rounds.append(await _round(worker, taken, args.ways[0], repeat, args.temperature, places))
+            print("profiled", json.dumps(rounds[-1]), flush=True)
+    cost = statistics.mean(r["engine_us_per_token"] for r in rounds)
+    return {
+        "top": profile.top,
+        "top_of_engine": beside.top,
+        "engine_us_by_part": {part: share * cost for part, share in beside.parts.items()},
+    }
 
 
 def compared(runs: dict[str, list[dict[str, Any]]], sizes: list[int | None]) -> dict[str, Any]:
@@ -263,13 +321,13 @@ class Steady:
         return {"steady_tokens_per_s": self._tokens / self._seconds, "steady_busy": self._busy.mean}
 
 
-def is_way(name: str) -> bool:
-    return name.partition(",")[0] in (*WAYS, *BESIDE)
+def is_way(name: str, more: Iterable[str] = ()) -> bool:
+    return name.partition(",")[0] in (*WAYS, *BESIDE, *more)
 
 
 def table(out: dict[str, Any]) -> str:
     lines = [f"{out['trajectories']} trajectories, engine up in {out['start_seconds']:.0f} s"]
-    rows = {name: value for name, value in out.items() if is_way(name)}
+    rows = {name: value for name, value in out.items() if is_way(name, out.get("beside", ()))}
     width = max(map(len, rows), default=0)
     for name in rows:
         rates = ", ".join(f"{r['tokens_per_s']:,.0f}" for r in out[name])
@@ -287,6 +345,7 @@ def table(out: dict[str, Any]) -> str:
             told.append(f"busy {last['steady_busy']:.0%} then")
         lines.append(f"{name:{width}} tokens/s {rates}   ({', '.join(told)})")
     lines += [f"{name} {value:.2f}" for name, value in out.items() if name.startswith("ratio")]
+    lines += [f"{us:8.1f} us a token  {part}" for part, us in out.get("engine_us_by_part", {}).items()]
     for name in ("top", "top_of_engine"):
         lines += [
             f"{name}:" * bool(out.get(name)),

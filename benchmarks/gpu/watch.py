@@ -8,10 +8,54 @@ import shutil
 import statistics
 import subprocess
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 EVERY_SECONDS = 0.1
+PARTS = {
+    "scheduler": ("schedule scheduler.py",),
+    "prefix cache": (
+        "get_computed_blocks kv_cache_manager.py",
+        "_get_local_prefix_cache_hit scheduler.py",
+        "cache_blocks kv_cache_manager.py",
+        "update_block_hashes request.py",
+    ),
+    "outputs of a step": ("update_from_output scheduler.py",),
+    "tokens held back": ("hold vllm_held_outputs.py",),
+    "requests that come and go": (
+        "process_input_sockets core.py",
+        "_process_input_queue core.py",
+        "_process_aborts_queue core.py",
+    ),
+    "messages written": ("process_output_sockets core.py",),
+    "inputs of the model": (
+        "_update_states gpu_model_runner.py",
+        "_prepare_inputs gpu_model_runner.py",
+        "_build_attention_metadata gpu_model_runner.py",
+        *(
+            f"{name} model_runner.py"
+            for name in ("add_requests", "update_requests", "finish_requests", "gather_batch_req_state")
+        ),
+        *(f"{name} model_runner.py" for name in ("prepare_inputs", "prepare_attn")),
+        "apply_staged_writes block_table.py",
+        "prepare_attn default.py",
+    ),
+    "model, one graph": ("run_fullgraph cudagraph_utils.py",),
+    "model, many graphs": ("run_pw_graph cudagraph_utils.py",),
+    "model, no graph": ("_model_forward gpu_model_runner.py", "execute_model model_runner.py"),
+    "sampler": ("_sample gpu_model_runner.py", "sample model_runner.py"),
+    "log-probs": (
+        "compute_logprobs sampler.py",
+        "gather_logprobs sampler.py",
+        "compute_topk_scores logprob.py",
+    ),
+    "wait for the model": ("get_output async_utils.py", "get_output gpu_model_runner.py"),
+}
+"""Parts of the engine's process, each with functions of vLLM 0.32 (both of its model runners) or of ours, and
+their files. A sample belongs to the innermost of these functions that it was in."""
 
 
 class BusyShare:
@@ -53,13 +97,14 @@ class BusyShare:
 
 class Profile:
     """py-spy on this process, or on another, while the context lasts. `top` holds the functions that most
-    samples were in, with their shares; empty where py-spy is not installed or may not look, or is given no
-    time."""
+    samples were in, with their shares, and `parts` the share of each of PARTS; both are empty where py-spy is
+    not installed or may not look, or is given no time."""
 
     def __init__(self, file: Path, seconds: int, pid: int | None = None) -> None:
         self.file, self.seconds = file, seconds
         self.pid = pid or os.getpid()
         self.top: list[tuple[str, float]] = []
+        self.parts: dict[str, float] = {}
 
     def __enter__(self) -> Profile:
         program = shutil.which("py-spy")
@@ -69,7 +114,8 @@ class Profile:
             self._process = subprocess.Popen(
                 [
                     *(program, "record", "--pid", str(self.pid), "--duration", str(self.seconds)),
-                    *("--rate", "200", "--format", "raw", "--output", str(self.file), "--nonblocking"),
+                    *("--rate", "200", "--format", "raw", "--output", str(self.file)),
+                    *("--nonblocking", "--function"),
                 ],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -80,7 +126,8 @@ class Profile:
         if self._process is not None:
             self._process.wait(timeout=self.seconds + 60)
         if self.file.is_file():
-            self.top = top_functions(self.file.read_text(encoding="utf-8"))
+            stacks = self.file.read_text(encoding="utf-8")
+            self.top, self.parts = top_functions(stacks), shares(stacks)
 
 
 def top_functions(stacks: str, count: int = 25) -> list[tuple[str, float]]:
@@ -92,3 +139,26 @@ def top_functions(stacks: str, count: int = 25) -> list[tuple[str, float]]:
         seen[stack.split(";")[-1]] += int(times)
     total = sum(seen.values())
     return [(name, n / total) for name, n in seen.most_common(count)]
+
+
+def shares(stacks: str) -> dict[str, float]:
+    """Each part's share of the samples, the largest first; `other` is what belongs to none."""
+    part_of = {function: part for part, functions in PARTS.items() for function in functions}
+    seen: collections.Counter[str] = collections.Counter()
+    for line in stacks.splitlines():
+        stack, _, times = line.rpartition(" ")
+        for frame in reversed(stack.split(";")):
+            # `schedule (vllm/v1/core/sched/scheduler.py:805)`
+            name, _, place = frame.partition(" (")
+            part = part_of.get(f"{name} {place.partition(':')[0].rpartition('/')[2]}")
+            if part is not None:
+                break
+        seen[part or "other"] += int(times)
+    total = sum(seen.values())
+    return {part: n / total for part, n in seen.most_common()}
+
+
+def busiest(pids: Sequence[int]) -> int | None:
+    """The process that has computed for the longest: beside an engine's runs Python's tracker of shared
+    memory. None of none."""
+    return max(pids, key=lambda pid: sum(psutil.Process(pid).cpu_times()[:2]), default=None)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -53,6 +56,89 @@ def test_the_searcher_thinks_searches_and_answers_as_often_as_it_is_told(tmp_pat
 def test_the_innermost_functions_of_a_profile_are_counted():
     stacks = "a (x.py:1);b (y.py:2) 6\na (x.py:1) 1\nc (z.py:3);b (y.py:2) 3\n"
     assert gpu_watch.top_functions(stacks) == [("b (y.py:2)", 0.9), ("a (x.py:1)", 0.1)]
+
+
+def test_a_sample_of_the_engine_belongs_to_the_innermost_part():
+    core, scheduler = "step (vllm/v1/engine/core.py:657)", "schedule (vllm/v1/core/sched/scheduler.py:800)"
+    hashed = "get_computed_blocks (vllm/v1/core/kv_cache_manager.py:9);find (block_pool.py:3)"
+    stacks = f"{core};{scheduler} 5\n{core};{scheduler};{hashed} 3\nsample (elsewhere.py:1) 2\n"
+    assert gpu_watch.shares(stacks) == {"scheduler": 0.5, "prefix cache": 0.3, "other": 0.2}
+    assert gpu_watch.shares("") == {}
+
+
+def test_the_parts_of_the_engine_are_functions_of_this_vllm():
+    """Each part has a function that vLLM's or our files define under that name."""
+    from importlib.util import find_spec
+
+    folders = [Path(find_spec(name).submodule_search_locations[0]) for name in ("vllm", "services")]
+    sources = {}
+    for folder in (folders[0] / "v1", folders[1] / "rollout"):
+        for file in folder.rglob("*.py"):
+            sources[file.name] = sources.get(file.name, "") + file.read_text(encoding="utf-8")
+    for function in itertools.chain(*gpu_watch.PARTS.values()):
+        name, _, file = function.partition(" ")
+        assert re.search(rf"def {name}\b", sources.get(file, "")), function
+
+
+def test_the_busiest_process_is_looked_at():
+    code = (
+        "import sys, time\n"
+        "while time.process_time() < float(sys.argv[1]): pass\n"
+        "print('done', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, seconds], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for seconds in ("0", "0.5")
+    ]
+    try:
+        for process in both:
+            assert process.stdout.readline() == "done\n"
+        assert gpu_watch.busiest([p.pid for p in both]) == both[1].pid
+    finally:
+        for process in both:
+            process.communicate(timeout=30)
+    assert gpu_watch.busiest([]) is None
+
+
+def test_an_engine_beside_the_first_has_a_name_and_arguments():
+    assert gpu_rollout.beside('128={"max_num_seqs": 128}') == ("128", {"max_num_seqs": 128})
+    for wrong in ("128", "={}", "a=[1]", "a={", "barrier={}", "a,b={}"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not of the form"):
+            gpu_rollout.beside(wrong)
+    row = {"tokens_per_s": 100.0, "turns": 2.0, "us_per_token": 9.0, "engine_us_per_token": 50.0}
+    out = {
+        "trajectories": 4,
+        "start_seconds": 5.0,
+        "beside": {"128": {}},
+        "asynchronous": [row],
+        "128": [row],
+    }
+    lines = gpu_rollout.table(out | {"engine_us_by_part": {"scheduler": 12.34}}).splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["asynchronous", "128"]
+    assert lines[3].split() == ["12.3", "us", "a", "token", "scheduler"]
+
+
+async def test_further_arguments_reach_the_engine_of_that_worker_alone(monkeypatch):
+    given, closed = [], []
+
+    class Worker:
+        def __init__(self, *args, **kwargs): ...
+
+        async def start(self):
+            given.append(gpu_rollout.vllm_engine._arguments("settings", "model", 0))
+
+        async def close(self):
+            closed.append(len(given))
+
+    monkeypatch.setattr(gpu_rollout, "RolloutWorker", Worker)
+    monkeypatch.setattr(gpu_rollout.vllm_engine, "_arguments", lambda *_: {"max_num_seqs": 256, "seed": 0})
+    for more in ({"max_num_seqs": 128}, {}):
+        async with gpu_rollout._started(None, "model", "url", more):
+            pass
+    assert given == [{"max_num_seqs": 128, "seed": 0}, {"max_num_seqs": 256, "seed": 0}] and closed == [1, 2]
 
 
 def write(file, learner, rollout):

@@ -418,6 +418,7 @@ async def test_on_a_gpu_vllm_is_prepared_and_sleeps_as_configured(monkeypatch, h
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
     given = _arguments(RolloutSettings(compile=how, share_gpus=True), "m", 0)
     assert {k: v for k, v in given.items() if k in ("enforce_eager", "compilation_config")} == expected
+    assert (given["max_num_seqs"], given["max_num_batched_tokens"]) == (512, 8192), "by itself: 128, 2048"
     assert given["enable_sleep_mode"] is True
     assert given["distributed_executor_backend"] == "uni"
     # Left alone, vLLM has Ray start the parts, on GPUs that the worker has taken already.

@@ -82,13 +82,14 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
             "block_size": 32,
             # A prompt split over steps crashes vLLM's CPU sampler when the request has a seed of its own.
             "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(8192, settings.max_model_tokens),
         }
     else:
         device = {
             "gpu_memory_utilization": settings.gpu_memory_utilization,
             "enable_sleep_mode": settings.share_gpus,
             "enforce_eager": settings.compile == "off",
+            # The largest batch of decoding that vLLM captures as a graph. Its own default would be 128 here.
+            "max_num_seqs": 512,
         }
         if settings.kv_cache_gib is not None:
             device["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * 2**30)
@@ -101,6 +102,7 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
         "dtype": dtype,
         "seed": seed % 2**31,
         "max_model_len": settings.max_model_tokens,
+        "max_num_batched_tokens": max(8192, settings.max_model_tokens),
         "enable_prefix_caching": True,
         # Of the distribution that was sampled from, after the temperature: the learner divides by it too.
         "logprobs_mode": "processed_logprobs",
