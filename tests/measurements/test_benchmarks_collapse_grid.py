@@ -41,6 +41,7 @@ def scripts(monkeypatch):
     """Exit statuses by cell name, in turn; each start of a training is noted."""
     monkeypatch.setattr(grid, "warm_job", lambda folder, seed: None)
     monkeypatch.setattr(grid, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(grid, "APART_SECONDS", 0.0)
     statuses, started = {}, []
 
     def command(cell):
@@ -301,3 +302,18 @@ def test_a_warm_start_that_is_there_is_not_made_again(tmp_path):
     assert grid.warm_job(tmp_path, 100) is None
     (model / "model.safetensors").write_bytes(b"others")
     assert grid.warm_job(tmp_path, 100) is not None
+
+
+def test_jobs_are_started_apart_from_one_another(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(grid.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Job, "start", lambda job: None)
+    runner = Runner(3, CONSOLE)
+    waiting = deque(Job(f"job {n}", [], tmp_path / "log") for n in range(4))
+    at = []
+    for tenths in range(0, 100, 5):
+        now[0] = 100 + tenths / 10
+        before = len(runner.running)
+        runner._start(waiting)
+        at += [tenths / 10] * (len(runner.running) - before)
+    assert at == [0.0, 2.5, 5.0] and len(waiting) == 1
