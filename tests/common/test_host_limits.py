@@ -36,10 +36,10 @@ def machine(tmp_path, monkeypatch):
 def test_the_limit_that_leaves_the_least_room_counts(machine):
     limit = host_limits.thread_limit()
     assert (limit.name, limit.used, limit.most, limit.left) == ("kernel.pid_max", 31000, 32768, 1768)
-    assert host_limits.threads_of_a_run() == 1320 and host_limits.lack_of_threads() == ""
-    machine("proc/loadavg", "77.1 40.0 20.0 60/31449 4711\n")
+    assert host_limits.threads_of_a_run() == 1274 and host_limits.lack_of_threads() == ""
+    machine("proc/loadavg", "77.1 40.0 20.0 60/31495 4711\n")
     assert host_limits.lack_of_threads() == (
-        "threads: 31,449 of 32,768 in use (kernel.pid_max); a run here takes about 1,320: " + SYSCTL
+        "threads: 31,495 of 32,768 in use (kernel.pid_max); a run here takes about 1,274: " + SYSCTL
     )
     machine("proc/sys/kernel/pid_max", "4194304\n")
     assert host_limits.thread_limit().name == "kernel.threads-max" and not host_limits.lack_of_threads()
@@ -82,7 +82,7 @@ def test_the_doctor_has_a_row_of_threads_with_the_remedy(machine):
     machine("proc/loadavg", "77.1 40.0 20.0 60/32700 4711\n")
     (few,) = doctor.check_limits()
     assert (few.level, few.seen) == ("note", "32,700 of 32,768 in use (kernel.pid_max)")
-    assert few.advice == f"a run here takes about 1,320: {SYSCTL}"
+    assert few.advice == f"a run here takes about 1,274: {SYSCTL}"
     assert doctor.check_limits in doctor.checks_of("workstation")
     assert doctor.check_limits in doctor.checks_of("node")
 

@@ -219,11 +219,11 @@ def test_a_start_in_time_is_not_ended_afterwards(monkeypatch):
 def test_a_machine_without_room_for_threads_is_told_before_and_after(monkeypatch):
     few = ThreadLimit("kernel.pid_max", 32000, 32768, "sysctl kernel.pid_max=4194304 (as root)")
     monkeypatch.setattr(host_limits, "thread_limit", lambda: few)
-    monkeypatch.setattr(host_limits, "threads_of_a_run", lambda: 1320)
+    monkeypatch.setattr(host_limits, "threads_of_a_run", lambda: 1274)
     monkeypatch.setattr(startup, "start_local_ray", lambda **options: (_ for _ in ()).throw(OSError("fork")))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     lack = (
-        "threads: 32,000 of 32,768 in use (kernel.pid_max); a run here takes about 1,320: "
+        "threads: 32,000 of 32,768 in use (kernel.pid_max); a run here takes about 1,274: "
         "sysctl kernel.pid_max=4194304 (as root)"
     )
     said = []
