@@ -17,8 +17,8 @@ import psutil
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 THREADS, THREADS_PER_CORE = 250, 32
-"""Of a whole run: 312 on two cores; on 32, 26 runs and measurements that filled a limit of 32,768 had
-1,260 each. Libraries start theirs by the number of cores."""
+"""Of a whole run: 312 on two cores as its engine loads; on 32, 26 runs and measurements that filled a
+limit of 32,768 had 1,260 each. Libraries start theirs by the number of cores."""
 OPEN_FILES = 4096
 """Below it Ray warns. It raises the soft limit to the hard one by itself."""
 
