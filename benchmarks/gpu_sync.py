@@ -8,8 +8,8 @@ Needs two GPUs or more: one for the learner, the others one rollout worker each 
 network. Models are random weights in the shapes of Qwen2.5, unless --model names a folder. Everything runs
 through the real Ray actors, pool and learner; `speed` also calls vLLM's own weight transfer engine bare,
 between the same processes. Prints progress, a JSON line for each result, and a table last; exits with 1 where
-a check fails and 3 where there are too few GPUs. --backend gloo --device cpu runs the same on CPUs, for a
-try.
+a check fails and 3 where there are too few GPUs, or too few threads left. --backend gloo --device cpu runs
+the same on CPUs, for a try.
 
 Nearly all of the time goes into starts. Give several of these the same --turns FILE and a share of the cards
 (--memory 0.15), and start them at the same time: they start beside each other, and measure in turns.
@@ -39,7 +39,7 @@ sys.path.insert(0, str(ROOT))
 
 import ray  # noqa: E402
 
-from benchmarks.gpu.machine import machine  # noqa: E402
+from benchmarks.gpu.machine import machine, no_room  # noqa: E402
 from benchmarks.gpu.shapes import SHAPES, make_model  # noqa: E402
 from benchmarks.gpu.sync.actors import BenchRank, BenchWorker, WeightsOnlyRank  # noqa: E402
 from benchmarks.gpu.sync.batches import random_batch, spread  # noqa: E402
@@ -295,6 +295,8 @@ def main() -> int:
         options.sizes
         or {"agreement": ["0.5b"], "speed": ["0.5b", "1.5b", "3b", "7b"], "loss": ["3b"]}[options.part]
     )
+    if lacks := no_room("gpu_sync"):
+        return lacks
     faulthandler.dump_traceback_later(options.limit + 45, exit=True)
 
     start_local_ray(

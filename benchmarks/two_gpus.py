@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.gpu.machine import no_room
 from services.common.errors import UserError
 from services.common.names import accepted
 
@@ -114,6 +115,8 @@ def main() -> int:
     except UserError as error:
         print(f"two_gpus: {error}", file=sys.stderr)
         return error.exit_code
+    if lacks := no_room("two_gpus"):
+        return lacks
     args.out.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + 60 * args.minutes
     ended: dict[str, str] = {}

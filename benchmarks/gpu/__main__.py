@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.gpu import compare, learner, peer, rollout, staleness, train
-from benchmarks.gpu.machine import machine
+from benchmarks.gpu.machine import machine, no_room
 
 KEPT = Path(__file__).parents[1] / "results" / "gpu"
 COMMANDS = {"learner": learner, "rollout": rollout, "train": train, "peer": peer, "staleness": staleness}
@@ -47,6 +47,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.command == "compare":
         return compare.compare(args)
+    if lacks := no_room("benchmarks.gpu"):
+        return lacks
     args.out.mkdir(parents=True, exist_ok=True)
     measured = COMMANDS[args.command].run(args)
     numbers = machine() | measured

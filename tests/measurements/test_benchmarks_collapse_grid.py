@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections import deque
-from itertools import pairwise
 
 import pytest
 from rich.console import Console
@@ -42,7 +41,7 @@ def scripts(monkeypatch):
     """Exit statuses by cell name, in turn; each start of a training is noted."""
     monkeypatch.setattr(grid, "warm_job", lambda folder, seed: None)
     monkeypatch.setattr(grid, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(grid, "START_GAP_SECONDS", 0.0)
+    monkeypatch.setattr(grid, "APART_SECONDS", 0.0)
     statuses, started = {}, []
 
     def command(cell):
@@ -200,15 +199,6 @@ def test_a_fault_of_settings_or_machine_ends_the_grid(tmp_path, scripts, monkeyp
     assert (tmp_path / "logs/grpo-100.log").read_text().count("ended with") == starts
 
 
-def test_cells_do_not_start_in_the_same_moment(tmp_path, scripts, monkeypatch):
-    """Many local Rays that do so hold each other up."""
-    monkeypatch.setattr(grid, "START_GAP_SECONDS", 0.4)
-    at, note = [], grid.note_machine
-    monkeypatch.setattr(grid, "note_machine", lambda cell: (at.append(time.monotonic()), note(cell)))
-    assert run_grid(cells(tmp_path, ["grpo"], [100, 101, 102], 3), tmp_path, 3, CONSOLE) == 0
-    assert len(at) == 3 and min(later - earlier for earlier, later in pairwise(at)) >= 0.4
-
-
 def test_two_grids_do_not_share_a_folder(tmp_path, scripts):
     with lock(tmp_path / ".lock"), pytest.raises(UserError, match="another grid runs in it"):
         run_grid(cells(tmp_path, ["grpo"], [100], 3), tmp_path, 1, CONSOLE)
@@ -312,3 +302,18 @@ def test_a_warm_start_that_is_there_is_not_made_again(tmp_path):
     assert grid.warm_job(tmp_path, 100) is None
     (model / "model.safetensors").write_bytes(b"others")
     assert grid.warm_job(tmp_path, 100) is not None
+
+
+def test_jobs_are_started_apart_from_one_another(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(grid.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Job, "start", lambda job: None)
+    runner = Runner(3, CONSOLE)
+    waiting = deque(Job(f"job {n}", [], tmp_path / "log") for n in range(4))
+    at = []
+    for tenths in range(0, 100, 5):
+        now[0] = 100 + tenths / 10
+        before = len(runner.running)
+        runner._start(waiting)
+        at += [tenths / 10] * (len(runner.running) - before)
+    assert at == [0.0, 2.5, 5.0] and len(waiting) == 1

@@ -1,6 +1,7 @@
 """A run's start: joining a cluster, or starting a local Ray, and signals meanwhile."""
 
 import asyncio
+import re
 import signal
 import subprocess
 import sys
@@ -14,9 +15,10 @@ import pytest
 from end_to_end import ENVIRONMENT
 
 from services.common.errors import EnvironmentLacks
-from services.common.processes import signals
+from services.common.processes import host_limits, signals
 from services.common.processes.alive import is_alive
-from trainer.session import startup, waits
+from services.common.processes.host_limits import ThreadLimit
+from trainer.session import ray_watch, startup, waits
 from trainer.session.stopping import StopSignals
 
 IN_C = """
@@ -147,3 +149,85 @@ def test_a_signal_ends_the_wait_for_ray_at_once(monkeypatch, number, own_handler
     with pytest.raises(signals.Stopped) as e:
         asyncio.run(run())
     assert e.value.exit_code == 128 + number
+
+
+LOCKED_IN_C = """
+import ctypes
+from services.common.processes import signals
+from trainer.session import ray_watch, startup
+
+def start(**options):
+    mutex, lock = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
+    lock(mutex)
+    lock(mutex)
+
+signals.OVERDUE_SECONDS = 0.2
+ray_watch.RAY_SECONDS = 0.2
+startup.start_local_ray = start
+startup.connect_ray(lambda text: None)
+"""
+LATE = r"a local Ray did not start \(.*\): not up within 0\.2 s"
+
+
+def test_a_local_ray_that_never_comes_up_ends_with_one_line_in_time(monkeypatch):
+    monkeypatch.setattr(ray_watch, "RAY_SECONDS", 0.2)
+    monkeypatch.setattr(startup, "start_local_ray", lambda **options: threading.Event().wait(60))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv(ray_watch.START_SECONDS, raising=False)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(EnvironmentLacks) as e:
+        startup.connect_ray(lambda text: None)
+    assert re.fullmatch(LATE, str(e.value)) and e.value.exit_code == 3
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_cluster_that_does_not_answer_ends_with_one_line_in_time(monkeypatch):
+    monkeypatch.setattr(ray_watch, "RAY_SECONDS", 0.2)
+    monkeypatch.setattr(startup.ray, "init", lambda **options: threading.Event().wait(60))
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
+    monkeypatch.delenv(ray_watch.START_SECONDS, raising=False)
+    with pytest.raises(EnvironmentLacks) as e:
+        startup.connect_ray(lambda text: None)
+    assert str(e.value) == "RAY_ADDRESS=10.0.0.9:6379: cannot join that cluster: not up within 0.2 s"
+
+
+def test_a_local_ray_that_is_stuck_in_c_ends_in_time_too():
+    environment = {k: v for k, v in ENVIRONMENT.items() if k not in ("RAY_ADDRESS", ray_watch.START_SECONDS)}
+    ended = subprocess.run(
+        [sys.executable, "-c", LOCKED_IN_C], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 3
+    assert re.fullmatch(f"unspiral: {LATE}", ended.stderr.splitlines()[-1])
+
+
+def test_a_start_that_may_take_longer_by_rays_own_setting_is_given_twice_that_time(monkeypatch):
+    monkeypatch.delenv(ray_watch.START_SECONDS, raising=False)
+    assert ray_watch.StartLimit(None).seconds == 300
+    monkeypatch.setenv(ray_watch.START_SECONDS, "180")
+    assert ray_watch.StartLimit(None).seconds == 360
+    monkeypatch.setenv(ray_watch.START_SECONDS, "soon")
+    assert ray_watch.StartLimit(None).seconds == 300
+
+
+def test_a_start_in_time_is_not_ended_afterwards(monkeypatch):
+    monkeypatch.setattr(startup, "start_local_ray", lambda **options: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    startup.connect_ray(lambda text: None)
+    assert not [t for t in threading.enumerate() if isinstance(t, threading.Timer)]
+
+
+def test_a_machine_without_room_for_threads_is_told_before_and_after(monkeypatch):
+    few = ThreadLimit("kernel.pid_max", 32000, 32768, "sysctl kernel.pid_max=4194304 (as root)")
+    monkeypatch.setattr(host_limits, "thread_limit", lambda: few)
+    monkeypatch.setattr(host_limits, "threads_of_a_run", lambda: 1274)
+    monkeypatch.setattr(startup, "start_local_ray", lambda **options: (_ for _ in ()).throw(OSError("fork")))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    lack = (
+        "threads: 32,000 of 32,768 in use (kernel.pid_max); a run here takes about 1,274: "
+        "sysctl kernel.pid_max=4194304 (as root)"
+    )
+    said = []
+    with pytest.raises(EnvironmentLacks) as e:
+        startup.connect_ray(said.append)
+    assert said[:2] == [f"warning: {lack}", "starting a local Ray"]
+    assert str(e.value) == f"a local Ray did not start ({lack}): fork"

@@ -1,6 +1,7 @@
-"""Ray's own processes may die under a run: the GCS (its head) or the raylet of the driver's node.
+"""Ray's own processes: they may not come up, and may die under a run: the GCS (its head) or the raylet of
+the driver's node.
 
-Neither is noticed soon by Ray itself. Actors live on for some seconds after their raylet, and for minutes
+A death is not noticed soon by Ray itself. Actors live on for some seconds after their raylet, and for minutes
 after the GCS; then everything exits, with Ray's words. Within that time a run saves what it has.
 """
 
@@ -18,10 +19,12 @@ from typing import NoReturn
 
 import psutil
 import ray
+from ray._private import utils
 from ray._private.worker import global_worker
 
 from services.common.errors import EnvironmentLacks
 from services.common.processes.alive import is_alive
+from services.common.processes.host_limits import lack_of_open_files, lack_of_threads
 from services.local_ray import end_what_is_left
 from trainer.session import output
 
@@ -32,6 +35,9 @@ LOCAL_GCS_SECONDS, JOINED_GCS_SECONDS = 2.0, 20.0
 it."""
 RECONNECT_SECONDS = 600
 """Longest time that a local Ray lives on without its GCS: a large checkpoint takes minutes to write."""
+START_SECONDS = "RAY_raylet_start_wait_time_s"
+RAY_SECONDS = 300.0
+"""Longest wait for Ray to start or to be joined; twice the time of START_SECONDS where that is longer."""
 
 
 class RayLost(EnvironmentLacks):
@@ -47,12 +53,90 @@ def leave_without_ray(lost: RayLost, more: str = "") -> NoReturn:
     os._exit(lost.exit_code)
 
 
-def leave_starting_ray(number: int) -> NoReturn:
-    """End this process, and those of a Ray that does not come back from its start, after a signal."""
+def _leave_start(line: str, code: int) -> NoReturn:
     output.drain()
-    output.complain(f"unspiral: {signal.Signals(number).name}: Ray did not leave its start; ended with it")
+    output.complain(f"unspiral: {line}")
     end_what_is_left()
-    os._exit(128 + number)
+    os._exit(code)
+
+
+class StartLimit:
+    """Ends a start of Ray that takes too long: some waits inside Ray have no end.
+
+    It sends this process SIGINT, which `signals.cut_short` around it answers; `left` is what that calls
+    where Ray does not come back to Python."""
+
+    def __init__(self, address: str | None) -> None:
+        self.address = address
+        self.seconds = _start_seconds()
+        self.reached = threading.Event()
+
+    def late(self) -> EnvironmentLacks:
+        return EnvironmentLacks(f"{not_up(self.address)}: not up within {self.seconds:g} s")
+
+    def left(self, number: int) -> NoReturn:
+        """Ends this process, and those of Ray."""
+        if self.reached.is_set():
+            late = self.late()
+            _leave_start(str(late), late.exit_code)
+        _leave_start(
+            f"{signal.Signals(number).name}: Ray did not leave its start; ended with it", 128 + number
+        )
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """While inside, in the main thread, the time runs."""
+        main = threading.get_ident()
+
+        def end() -> None:
+            self.reached.set()
+            signal.pthread_kill(main, signal.SIGINT)
+
+        timer = threading.Timer(self.seconds, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+
+
+def not_up(address: str | None) -> str:
+    """What a start that failed says first: what to do about it, where something is known."""
+    if address:
+        return f"RAY_ADDRESS={address}: cannot join that cluster"
+    if lack := lack_of_threads() or lack_of_open_files():
+        return f"a local Ray did not start ({lack})"
+    # Some waits inside Ray are fixed: a longer one does not help whoever has set it already.
+    longer = "" if START_SECONDS in os.environ else f", or set {START_SECONDS}=180"
+    return f"a local Ray did not start (on a busy machine: try again when it has less to do{longer})"
+
+
+def _start_seconds() -> float:
+    try:
+        of_ray = float(os.environ.get(START_SECONDS, "0"))
+    except ValueError:  # Ray's own to complain about
+        of_ray = 0.0
+    return max(RAY_SECONDS, 2 * of_ray)
+
+
+@contextmanager
+def in_a_group_of_their_own() -> Iterator[None]:
+    """Processes that Ray starts inside do not get the signals of the driver's process group, as `timeout`
+    does: a stop would find no Ray left for its checkpoint. Ray's own function runs in each of them before its
+    program does; they still end with this process."""
+    bound = utils.set_kill_on_parent_death_linux
+
+    def apart() -> None:
+        bound()
+        os.setpgrp()
+
+    utils.set_kill_on_parent_death_linux = apart
+    try:
+        yield
+    finally:
+        utils.set_kill_on_parent_death_linux = bound
 
 
 @contextmanager

@@ -10,20 +10,21 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import utils, worker
+from ray._private import worker
 
 from retriever_service.client import RetrieverClient
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.processes import signals
+from services.common.processes.host_limits import lack_of_open_files, lack_of_threads
 from services.common.processes.semaphores import remove_dead_semaphores
 from services.common.redaction import address_without_secrets
 from services.contracts import Question
@@ -47,7 +48,7 @@ from trainer.session.preflight import (
     check_retrievers,
     check_room,
 )
-from trainer.session.ray_watch import RECONNECT_SECONDS, leave_starting_ray
+from trainer.session.ray_watch import RECONNECT_SECONDS, StartLimit, in_a_group_of_their_own, not_up
 from trainer.session.resuming.rules import Resumed
 from trainer.session.waits import busy, told
 
@@ -56,44 +57,30 @@ CANCEL_SECONDS = 10.0
 """Longest wait, when a start is cut short, for the service that is starting."""
 LOCAL_SECONDS = 2.0
 """Longest wait for a local Ray to report its resources; no other node joins it."""
-START_SECONDS = "RAY_raylet_start_wait_time_s"
-
-
-@contextmanager
-def _in_a_group_of_their_own() -> Iterator[None]:
-    """Processes that Ray starts inside do not get the signals of the driver's process group, as `timeout`
-    does: a stop would find no Ray left for its checkpoint. Ray's own function runs in each of them before its
-    program does; they still end with this process."""
-    bound = utils.set_kill_on_parent_death_linux
-
-    def apart() -> None:
-        bound()
-        os.setpgrp()
-
-    utils.set_kill_on_parent_death_linux = apart
-    try:
-        yield
-    finally:
-        utils.set_kill_on_parent_death_linux = bound
 
 
 def connect_ray(say: Say) -> None:
     """Join the cluster of RAY_ADDRESS (set inside `ray job submit`), otherwise start a local Ray, which ends
     with this process and answers nobody else. `leave_ray` undoes it.
 
-    Raises EnvironmentLacks, and Stopped after a signal: Ray's start blocks the event loop, for minutes on a
-    busy machine."""
+    Raises EnvironmentLacks, also where Ray is not up within RAY_SECONDS, and Stopped after a signal: Ray's
+    start blocks the event loop, for minutes on a busy machine."""
     address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        for lack in filter(None, (lack_of_threads(), lack_of_open_files())):
+            say(f"warning: {lack}")
     say(f"joining Ray at {address}" if address else "starting a local Ray")
+    limit = StartLimit(address)
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     # Read by a Ray that starts here: without its head it lives on, for the run to save what it has.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_SECONDS))
     try:
         # Ray puts its own handlers in place of ours, which would end the process within a clean stop.
         with (
-            signals.cut_short(leave_starting_ray),
+            signals.cut_short(limit.left),
             signals.kept(),
-            _in_a_group_of_their_own(),
+            limit.kept(),
+            in_a_group_of_their_own(),
             told(say, lambda: f"Ray to start{busy()}"),
         ):
             if address:
@@ -105,14 +92,12 @@ def connect_ray(say: Say) -> None:
                 start_local_ray(include_dashboard=False, **options)
     except signals.Stopped:
         leave_ray()
+        if limit.reached.is_set():
+            raise limit.late() from None
         raise
     except Exception as e:  # a raylet that is not up in time is a bare one
         reason = " ".join(str(e).split())[:300]
-        # Some waits inside Ray are fixed: a longer one does not help whoever has set it already.
-        longer = "" if START_SECONDS in os.environ else f", or set {START_SECONDS}=180"
-        local = f"a local Ray did not start (on a busy machine: try again when it has less to do{longer})"
-        what = f"RAY_ADDRESS={address}: cannot join that cluster" if address else local
-        raise EnvironmentLacks(f"{what}: {reason}") from e
+        raise EnvironmentLacks(f"{not_up(address)}: {reason}") from e
     else:
         _silence_ray()
 

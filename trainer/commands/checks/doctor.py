@@ -24,6 +24,7 @@ from retriever_service.index_folder.corpus import read_corpus
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.extras import how_to_install
+from services.common.processes import host_limits
 from trainer.commands.checks import doctor_roles as roles
 from trainer.commands.checks import listeners
 from trainer.commands.checks.doctor_parts import check_leak, check_parts
@@ -82,6 +83,18 @@ def check_load() -> Iterator[Finding]:
         "other programs take the cores: starts may time out (RAY_raylet_start_wait_time_s=180 waits longer)"
     )
     yield judged("load", minute <= cores, seen, advice, "note")
+
+
+def check_limits() -> Iterator[Finding]:
+    """Threads that the machine has left, for all its runs together; open files of a process, where they are
+    few."""
+    limit = host_limits.thread_limit()
+    if limit is not None:
+        wanted = host_limits.threads_of_a_run()
+        advice = f"a run here takes about {wanted:,}: {limit.remedy}"
+        yield judged("threads", limit.left >= wanted, str(limit), advice, "note")
+    if lack := host_limits.lack_of_open_files():
+        yield Finding("open files", "note", *lack.removeprefix("open files: ").split("; ", 1))
 
 
 def check_engine() -> Iterator[Finding]:
@@ -194,6 +207,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         check_ray,
         check_ports,
         check_load,
+        check_limits,
         check_memory,
         check_disk,
         check_compiler,
@@ -219,6 +233,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         check_engine,
         check_gpus,
         check_ray,
+        check_limits,
         check_compiler,
     ),
 }
@@ -372,6 +387,6 @@ def doctor(
         bool, typer.Option("--clean", help="Remove what killed runs have left on this machine.")
     ] = False,
 ) -> None:
-    """Check Python, packages, GPUs, Ray, listeners, ports, Redis, load, memory and disk; say what to do. With
-    --config also its files, services and questions, and parts of your own, in seconds."""
+    """Check Python, packages, GPUs, Ray, listeners, ports, Redis, load, threads, memory and disk; say what to
+    do. With --config also its files, services and questions, and parts of your own, in seconds."""
     raise typer.Exit(run_doctor(config, role=role, clean=clean, overrides=overrides or []))
