@@ -21,6 +21,7 @@ import ray
 from ray._private import utils, worker
 
 from retriever_service.client import RetrieverClient
+from retriever_service.errors import RetrieverUnavailable
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.processes import signals
@@ -41,6 +42,7 @@ from trainer.loop.run.run_folder import RunFolder
 from trainer.loop.run.system import Serving, System
 from trainer.session.own_parts import OwnParts
 from trainer.session.preflight import (
+    check_addresses,
     check_held_out,
     check_learner_files,
     check_prompts,
@@ -179,17 +181,29 @@ async def retriever_address(
     index: of `index_of`, where it was made already."""
     url = settings.url
     limit = settings.start_timeout_seconds
+    key = f"{'evaluation.' if settings is config.evaluation.retriever else ''}retriever"
+    longest = f"{key}.start_timeout_seconds"
     if url is None:
         index = index or await index_of(settings, name, config, say)
         with told(say, f"the retriever on {index} to start"):
             actor = f"unspiral-{config.run.name}-{name}"
             start = partial(
-                start_retriever, index, topk=config.rollout.topk, name=actor, timeout_seconds=limit
+                start_retriever,
+                index,
+                topk=config.rollout.topk,
+                name=actor,
+                timeout_seconds=limit,
+                key=longest,
             )
             url = await _started(start, stack)
     client = RetrieverClient(url, timeout_seconds=settings.timeout_seconds)
     try:
         await client.wait_ready(limit, on_wait=say)
+    except RetrieverUnavailable as e:
+        raise EnvironmentLacks(
+            f"{e}; expected: 200 from its /readyz, or 404 where it has none; {longest}={limit:g} is the "
+            "longest wait"
+        ) from e
     finally:
         await client.aclose()
     return url
@@ -303,6 +317,7 @@ async def start_serving(
     """Ray, retrievers and the pool's plan. The caller starts the pool; on leaving, all of it is ended."""
     tokenizer = load_tokenizer(model)
     held_out = await asyncio.to_thread(held_out_of, config, tokenizer, say)
+    await asyncio.to_thread(check_addresses, config)
     async with AsyncExitStack() as stack:
         connect_ray(say)
         stack.callback(leave_ray)
@@ -400,6 +415,7 @@ async def start_system(
     workers = config.rollout.workers
     ranks = config.learner.ranks
     joined = bool(os.environ.get("RAY_ADDRESS"))
+    await asyncio.to_thread(check_addresses, config)
     async with AsyncExitStack() as stack:
         connect_ray(say)
         stack.callback(leave_ray)
