@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote
@@ -15,6 +14,7 @@ from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import hints
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.loading.lazy import LazyModule
+from services.common.printing.console import Console
 from services.common.runs.ends import state_of
 from services.common.runs.paths import last_step
 from services.control import places
@@ -23,7 +23,6 @@ from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Answer, Done, R
 
 if TYPE_CHECKING:
     import httpx
-    from rich.console import Console
 
     from services.control import gateway, launch
 else:  # httpx and FastAPI take time, which `unspiral --help` need not wait for
@@ -187,8 +186,6 @@ def recorded(run: Path) -> RunStatus:
 
 def show(status: RunStatus) -> None:
     """A status for people."""
-    from rich.console import Console
-
     console = Console(highlight=False)
     if status.state == "no run":
         console.print("no run")
@@ -227,13 +224,6 @@ def show(status: RunStatus) -> None:
     show_workers(status)
 
 
-def console_for_tables() -> Console:
-    """A console of the terminal's width; in a pipe wide enough for one line per row."""
-    from rich.console import Console
-
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-
-
 def show_workers(status: RunStatus) -> None:
     from rich.table import Table
 
@@ -255,7 +245,7 @@ def show_workers(status: RunStatus) -> None:
             w.node,
             str(w.pid or "-"),
         )
-    console = console_for_tables()
+    console = Console(highlight=False)
     console.print(table)
     if status.problem:
         console.print(status.problem, markup=False, soft_wrap=True)

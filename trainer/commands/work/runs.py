@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.lazy import LazyModule
+from services.common.printing.commands import typed
+from services.common.printing.console import Console
 from services.common.processes import signals
 from services.common.users_files import make_folder, one_out
 from trainer.commands import completion
@@ -45,6 +46,11 @@ else:  # they need torch and Ray
     preflight = LazyModule("trainer.session.preflight")
     running = LazyModule("trainer.session.run")
     warming = LazyModule("trainer.commands.work.warm_start")
+
+
+def _say(text: str) -> None:
+    """Progress goes to standard error, with its commands as they can be typed here."""
+    typer.echo(typed(text), err=True)
 
 
 def train(
@@ -118,13 +124,12 @@ def warm_start(
         batch=batch,
         lr=lr,
         trajectories=trajectories,
-        say=lambda text: typer.echo(text, err=True),
+        say=_say,
     )
     typer.echo(ending(f"{taught_in_words(done)}\nwritten to {out}", done | {"out": str(out)}, as_json))
-    typer.echo(
+    _say(
         f"next: unspiral eval --config {config} model.path={out}; where its EM is near 1 already, training "
-        "has little to teach: take harder questions",
-        err=True,
+        "has little to teach: take harder questions"
     )
 
 
@@ -212,7 +217,7 @@ def evaluate(
         data=data,
         limit=limit,
         answers=answers,
-        say=lambda text: typer.echo(text, err=True),
+        say=_say,
     )
     typer.echo(f"answers written to {answers}", err=True)
     text = json.dumps(scores, indent=1)
@@ -237,7 +242,7 @@ def _evaluate_suite(settings: Config, limit: int | None, **asked: Any) -> None:
             "eval: --limit takes the first rows of one file; with --suite give --limit-per-source"
         )
     options = suites.SuiteOptions(**asked)
-    result = suites.run_suite(settings, options, say=lambda text: typer.echo(text, err=True))
+    result = suites.run_suite(settings, options, say=_say)
     typer.echo(markdown(result), nl=False)
     typer.echo(f"written to {options.folder(settings)}")
 
