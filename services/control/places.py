@@ -12,7 +12,7 @@ from services.common.counting import counted
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import hints, holder_of
 from services.common.runs.ends import RUNNING, state_of
-from services.common.runs.paths import RUNS, is_run, last_step, run_folder, written_at
+from services.common.runs.paths import RUNS, is_run, last_step, no_run_in, run_folder, written_at
 
 ACCEPTED = "RUN is a run's folder, its name in runs/, latest, or an address such as http://127.0.0.1:8200"
 
@@ -67,7 +67,7 @@ def place_of(given: str | None) -> Place:
         return Place(given)
     run = run_folder(given)
     if not is_run(run):
-        raise UserError(f"{given}: no run's folder; {ACCEPTED}")
+        raise UserError(f"{given}: {no_run_in(run)}; {ACCEPTED}")
     return Place(_address(run), run)
 
 

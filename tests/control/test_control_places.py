@@ -10,6 +10,7 @@ import pytest
 from command_line import run  # noqa: F401
 
 from services.common.files import lock
+from services.common.runs.paths import no_run_in
 from services.control import cli, places
 from services.control.records import Done, RunStatus, WorkerStatus
 
@@ -149,5 +150,7 @@ def test_a_run_that_starts_and_what_is_no_run_are_one_line(run, made, asked, tmp
         "unspiral: mime: no such run, folder or file; did you mean runs/mine?\n",
     )
     (tmp_path / "notes").mkdir()
-    assert run("pause", "notes")[2] == f"unspiral: notes: no run's folder; {places.ACCEPTED}\n"
+    assert run("pause", "notes")[2] == (
+        f"unspiral: notes: {no_run_in(tmp_path / 'notes')}; {places.ACCEPTED}\n"
+    )
     assert asked == []

@@ -70,6 +70,14 @@ def run_folder(given: str | Path, runs: Path = RUNS) -> Path:
     return path
 
 
+def no_run_in(folder: Path) -> str:
+    """The end of a line about a folder that was given as a run and is none."""
+    return (
+        f"no run's folder: {folder.absolute()} has none of {', '.join(FILES)}; `unspiral runs` lists those in "
+        f"{RUNS}/"
+    )
+
+
 def runs_like(path: Path) -> list[Path]:
     """Runs beside the path with a name like its own, the nearest first; three at most."""
     beside = [f for f in path.parent.iterdir() if f != path and is_run(f)] if path.parent.is_dir() else []
