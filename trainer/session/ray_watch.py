@@ -6,6 +6,7 @@ after the GCS; then everything exits, with Ray's words. Within that time a run s
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -18,6 +19,7 @@ from typing import NoReturn
 
 import psutil
 import ray
+from ray._private import utils, worker
 from ray._private.worker import global_worker
 
 from services.common.errors import EnvironmentLacks
@@ -132,3 +134,30 @@ def _answers(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+@contextmanager
+def in_a_group_of_their_own() -> Iterator[None]:
+    """Processes that Ray starts inside do not get the signals of the driver's process group, as `timeout`
+    does: a stop would find no Ray left for its checkpoint. Ray's own function runs in each of them before its
+    program does; they still end with this process."""
+    bound = utils.set_kill_on_parent_death_linux
+
+    def apart() -> None:
+        bound()
+        os.setpgrp()
+
+    utils.set_kill_on_parent_death_linux = apart
+    try:
+        yield
+    finally:
+        utils.set_kill_on_parent_death_linux = bound
+
+
+def silence_ray() -> None:
+    """Keep Ray's own messages (a process died, with its last 20 lines and escape codes) in its session's
+    logs. The run itself says what they mean for it."""
+    worker._worker_logs_enabled = False
+    log = logging.getLogger("ray")
+    log.addHandler(logging.NullHandler())
+    log.propagate = False

@@ -6,19 +6,17 @@ Mistakes of the user are looked for first, before anything slow starts.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import utils, worker
 
 from retriever_service.client import RetrieverClient
 from retriever_service.errors import RetrieverUnavailable
@@ -49,7 +47,12 @@ from trainer.session.preflight import (
     check_retrievers,
     check_room,
 )
-from trainer.session.ray_watch import RECONNECT_SECONDS, leave_starting_ray
+from trainer.session.ray_watch import (
+    RECONNECT_SECONDS,
+    in_a_group_of_their_own,
+    leave_starting_ray,
+    silence_ray,
+)
 from trainer.session.resuming.rules import Resumed
 from trainer.session.waits import busy, told
 
@@ -59,24 +62,6 @@ CANCEL_SECONDS = 10.0
 LOCAL_SECONDS = 2.0
 """Longest wait for a local Ray to report its resources; no other node joins it."""
 START_SECONDS = "RAY_raylet_start_wait_time_s"
-
-
-@contextmanager
-def _in_a_group_of_their_own() -> Iterator[None]:
-    """Processes that Ray starts inside do not get the signals of the driver's process group, as `timeout`
-    does: a stop would find no Ray left for its checkpoint. Ray's own function runs in each of them before its
-    program does; they still end with this process."""
-    bound = utils.set_kill_on_parent_death_linux
-
-    def apart() -> None:
-        bound()
-        os.setpgrp()
-
-    utils.set_kill_on_parent_death_linux = apart
-    try:
-        yield
-    finally:
-        utils.set_kill_on_parent_death_linux = bound
 
 
 def connect_ray(say: Say) -> None:
@@ -95,7 +80,7 @@ def connect_ray(say: Say) -> None:
         with (
             signals.cut_short(leave_starting_ray),
             signals.kept(),
-            _in_a_group_of_their_own(),
+            in_a_group_of_their_own(),
             told(say, lambda: f"Ray to start{busy()}"),
         ):
             if address:
@@ -116,16 +101,7 @@ def connect_ray(say: Say) -> None:
         what = f"RAY_ADDRESS={address}: cannot join that cluster" if address else local
         raise EnvironmentLacks(f"{what}: {reason}") from e
     else:
-        _silence_ray()
-
-
-def _silence_ray() -> None:
-    """Keep Ray's own messages (a process died, with its last 20 lines and escape codes) in its session's
-    logs. The run itself says what they mean for it."""
-    worker._worker_logs_enabled = False
-    log = logging.getLogger("ray")
-    log.addHandler(logging.NullHandler())
-    log.propagate = False
+        silence_ray()
 
 
 def leave_ray() -> None:
