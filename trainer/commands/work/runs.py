@@ -22,7 +22,13 @@ from trainer.commands import completion
 from trainer.commands.options import NAMED, AsJson, ConfigFile, Overrides
 from trainer.commands.terminal import ending, for_people
 from trainer.commands.version import code_versions
-from trainer.commands.work.in_words import overall_in_words, run_in_words, scores_in_words, taught_in_words
+from trainer.commands.work.in_words import (
+    overall_in_words,
+    run_in_words,
+    scores_in_words,
+    taught_in_words,
+    unsearched_in_words,
+)
 from trainer.config.schema import Config, load_config
 from trainer.data import models
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
@@ -116,16 +122,20 @@ def warm_start(
     """Teach a model the search and answer tags, on demonstrations composed with the retriever. Then train
     from --out."""
     settings = load_config(config, overrides or [])
-    done = warming.run_warm_start(
-        settings,
-        out,
-        questions=questions,
-        epochs=epochs,
-        batch=batch,
-        lr=lr,
-        trajectories=trajectories,
-        say=_say,
-    )
+    try:
+        done = warming.run_warm_start(
+            settings,
+            out,
+            questions=questions,
+            epochs=epochs,
+            batch=batch,
+            lr=lr,
+            trajectories=trajectories,
+            say=_say,
+        )
+    except signals.Stopped as stopped:
+        kept = f"written to {out}" if out.exists() else f"no model was written to {out}"
+        raise stopped.with_advice(kept) from None
     typer.echo(ending(f"{taught_in_words(done)}\nwritten to {out}", done | {"out": str(out)}, as_json))
     _say(
         f"next: unspiral eval --config {config} model.path={out}; where its EM is near 1 already, training "
@@ -211,14 +221,19 @@ def evaluate(
         out.with_suffix(".answers.jsonl") if out else settings.run_dir / "eval" / ANSWERS_FILE
     )
     _make_room("--answers", answers)
-    scores = run_eval(
-        settings,
-        checkpoint=checkpoint,
-        data=data,
-        limit=limit,
-        answers=answers,
-        say=_say,
-    )
+    try:
+        scores = run_eval(
+            settings,
+            checkpoint=checkpoint,
+            data=data,
+            limit=limit,
+            answers=answers,
+            say=_say,
+        )
+    except signals.Stopped as stopped:
+        raise stopped.with_advice("no scores were written") from None
+    if hint := unsearched_in_words(scores, config):
+        _say(hint)
     typer.echo(f"answers written to {answers}", err=True)
     text = json.dumps(scores, indent=1)
     if out:
