@@ -99,7 +99,8 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Runs: a folder, its metrics.jsonl, a checkpoint in it, or latest; several are overlaid."
+            metavar="RUN",
+            help="Runs: a folder, its metrics.jsonl, a checkpoint in it, or latest; several are overlaid.",
         ),
     ],
     out: Annotated[
@@ -169,8 +170,9 @@ def replay(
     metrics: Annotated[
         Path,
         typer.Argument(
+            metavar="RUN",
             help="A run's folder, its metrics.jsonl, a checkpoint in it, or latest; or another trainer's "
-            "metrics as JSONL, JSON (trainer_state.json), CSV, or TensorBoard's event files."
+            "metrics as JSONL, JSON (trainer_state.json), CSV, or TensorBoard's event files.",
         ),
     ],
     rules: Rules = None,

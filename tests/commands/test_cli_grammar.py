@@ -323,7 +323,7 @@ def test_the_help_of_a_checkpoint_says_what_latest_and_best_are_of(run, monkeypa
         ),
         (
             ("index", "search", "--index", "i"),
-            "Missing argument 'query'. Example: unspiral index search --in",
+            "Missing argument 'QUERY'. Example: unspiral index search --in",
         ),
         (
             ("eval", "--limit", "1"),
