@@ -18,7 +18,9 @@ else:  # pydantic and the stores take time, which a page of help need not wait f
     tracing = LazyModule("trainer.commands.look.trace")
     trajectories = LazyModule("trainer.commands.look.trajectories")
 
-Run = Annotated[str, typer.Argument(help="A run's folder, a file or checkpoint in it, or latest.")]
+Run = Annotated[
+    str, typer.Argument(help="A run's folder, its name in runs/, a file or checkpoint in it, or latest.")
+]
 
 
 Which = Annotated[
