@@ -52,7 +52,7 @@ def unsearched_in_words(scores: Mapping[str, Any], config: object) -> str:
     """What helps a model that never searched; empty for one that did. config: the file of the
     configuration."""
     row = scores["overall"]
-    if not row["n"] or row["searches"]:
+    if not row["n"] or row.get("searches", 1):  # an evaluation of a run has no such count
         return ""
     what = "writes no tags" if row["answered"] < FEW_ANSWERED else "answers without searching"
     return (
