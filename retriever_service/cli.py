@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import orjson
 import typer
-from rich.console import Console
 
 from retriever_service.index_folder.description import IndexInfo, stamp_of, verify
 from retriever_service.settings import ServerSettings
@@ -17,6 +16,7 @@ from services.common import hub
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
+from services.common.printing.console import Console
 from services.common.progress import progress_on
 
 index_app = typer.Typer(help="Build, inspect and search indexes.", no_args_is_help=True)

@@ -171,7 +171,8 @@ class RetrieverClient:
                     f"retriever at {self.url}: not ready after {timeout_seconds:g} s: {reason}"
                 )
             if on_wait and now - told >= _TELL_SECONDS:
-                on_wait(f"waiting for the retriever at {self.url}: {reason}")
+                left = f"{until - now:.0f} s more at most"
+                on_wait(f"waiting for the retriever at {self.url}, {left}: {reason}")
                 told = now
             await asyncio.sleep(min(0.25, max(0.0, until - now)))
 

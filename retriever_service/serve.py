@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import SecretStr, ValidationError
-from rich.console import Console
 
 from retriever_service.cli import Dtype, one_index
 from retriever_service.settings import SHARDS, ServerSettings
 from services.common.errors import UserError
 from services.common.http.auth import token_of
 from services.common.loading.lazy import LazyModule
+from services.common.printing.console import Console
 from services.common.processes import signals
 from services.common.validation import fitting
 

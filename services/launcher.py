@@ -39,10 +39,10 @@ PORTS = 3
 
 
 class _RetrieverActor:
-    def __init__(self, host: str, port: int, index: str, topk: int) -> None:
+    def __init__(self, host: str, port: int, index: str, topk: int, start_seconds: float) -> None:
         # On a cluster its workers ask from other nodes, and as Search-R1's clients do they send no token.
         settings = ServerSettings(index=index, host=host, port=port, topk=topk, insecure=True)
-        self._server = retriever.serve_in_thread(settings)
+        self._server = retriever.serve_in_thread(settings, start_timeout_seconds=start_seconds)
 
     def url(self) -> str:
         return self._server.url
@@ -94,7 +94,8 @@ def _free_port(host: str) -> int:
         return s.getsockname()[1]
 
 
-def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any) -> Service:
+def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any, key: str = "") -> Service:
+    """key: the setting that `timeout_seconds` is from, for the error of a service that takes longer."""
     tries = 0
     while True:
         tries += 1
@@ -108,7 +109,9 @@ def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any) 
             return Service(ray.get(actor.url.remote(), timeout=timeout_seconds), actor)
         except ray.exceptions.GetTimeoutError as e:
             ray.kill(actor)
-            raise EnvironmentLacks(f"{name}: did not start within {timeout_seconds:g} s") from e
+            limit = f"{key}={timeout_seconds:g}" if key else f"{timeout_seconds:g} s"
+            longer = f"; a large index or a busy machine needs more: set {key}" if key else ""
+            raise EnvironmentLacks(f"{name}: did not start within {limit}{longer}") from e
         except ray.exceptions.RayActorError as e:
             reason = str(e).strip().splitlines()[-1] if str(e).strip() else "its actor died"
             # The port was free when it was chosen, and another process was quicker.
@@ -125,9 +128,13 @@ def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool) -> int:
         return build.build_index(corpus, out, skip_bad=skip_bad, overwrite=True).skipped
 
 
-def start_retriever(index: str | Path, *, topk: int, name: str, timeout_seconds: float) -> Service:
-    """Serve an index folder on a free port of the driver's node."""
-    return _start(_RetrieverActor, name, timeout_seconds, _host(), str(index), topk)
+def start_retriever(
+    index: str | Path, *, topk: int, name: str, timeout_seconds: float, key: str = ""
+) -> Service:
+    """Serve an index folder on a free port of the driver's node. key: the setting of `timeout_seconds`."""
+    # The server's own limit is no shorter, so that the one that was set is the one that is told.
+    given = (_host(), str(index), topk, timeout_seconds + 1)
+    return _start(_RetrieverActor, name, timeout_seconds, *given, key=key)
 
 
 def start_likelihood(

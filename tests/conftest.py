@@ -7,6 +7,7 @@ import importlib
 import os
 import secrets
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -21,6 +22,10 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 # PyTorch asks for a name at each connection that it makes. Where a name server drops the question, the answer
 # would take 5 s and more.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+# Hints name commands as they can be typed (services.common.printing.commands): in the tests by their short
+# name, whether or not the environment is activated.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 # The same examples in each run: what they find is found by everybody, and at once.
 settings.register_profile("same", derandomize=True, deadline=None)

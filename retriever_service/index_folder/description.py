@@ -136,6 +136,26 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+def is_faiss(file: Path) -> bool:
+    """Whether a file begins as FAISS's do: with four letters or digits, the first of them I."""
+    with file.open("rb") as opened:
+        head = opened.read(4)
+    return len(head) == 4 and head[:1] == b"I" and head.isalnum()
+
+
+def told_file(file: Path) -> str:
+    """What a file is that was given as an index, and where it goes instead."""
+    if is_faiss(file):
+        return (
+            "a FAISS file; it is served beside its corpus, by `unspiral serve retriever --index "
+            f"{file} --corpus FILE`"
+        )
+    return (
+        f"a file, and no index's folder; `unspiral index build --corpus {file} --out DIR` makes one of a "
+        "corpus, and a configuration takes the corpus itself as retriever.corpus"
+    )
+
+
 def read_info(folder: str | Path) -> IndexInfo:
     """The description of an index, its files unchecked. Raises IndexInvalid."""
     folder = Path(folder)
@@ -145,6 +165,8 @@ def read_info(folder: str | Path) -> IndexInfo:
             raise IndexInvalid(
                 f"index {folder}: the command that was replacing it was killed; give that command again"
             )
+        if folder.is_file():
+            raise IndexInvalid(f"index {folder}: {told_file(folder)}")
         raise IndexInvalid(
             f"index {folder}: no such folder; `unspiral index build --corpus FILE --out {folder}` makes one"
         )

@@ -15,7 +15,7 @@ from retriever_service.dense.model_files import check_model
 from retriever_service.dense.on_device import OnDevice
 from retriever_service.dense.rerank import CrossEncoderReranker
 from retriever_service.errors import IndexInvalid
-from retriever_service.index_folder.description import IndexInfo, read_info, verify
+from retriever_service.index_folder.description import IndexInfo, is_faiss, read_info, told_file, verify
 from retriever_service.ranking import Reranker
 from retriever_service.search.index import Index
 from retriever_service.search.published import PublishedIndex
@@ -83,6 +83,8 @@ def _open_shards(
 
 def _check_file(settings: ServerSettings) -> str:
     path = Path(settings.index)
+    if not settings.corpus and not is_faiss(path):
+        raise IndexInvalid(f"index {path}: {told_file(path)}")
     if not settings.corpus or not Path(settings.corpus).is_file():
         raise UserError(
             f"index {path} is a FAISS file: it needs --corpus_path, the JSONL file that it was made from"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote
@@ -12,15 +11,18 @@ import typer
 
 from services.common.counting import counted
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.files import hints, holder_of
+from services.common.files import hints
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.loading.lazy import LazyModule
-from services.common.runs.paths import LATEST, run_folder
+from services.common.printing.console import Console
+from services.common.runs.ends import state_of
+from services.common.runs.paths import last_step
+from services.control import places
+from services.control.places import Place
 from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Answer, Done, RunStatus
 
 if TYPE_CHECKING:
     import httpx
-    from rich.console import Console
 
     from services.control import gateway, launch
 else:  # httpx and FastAPI take time, which `unspiral --help` need not wait for
@@ -32,21 +34,24 @@ A = TypeVar("A", bound=Answer)
 
 workers_app = typer.Typer(no_args_is_help=True, help="The rollout workers of a running system.")
 TIMEOUT_SECONDS = 30.0
+STATUS = "/v1/status"
 
 Url = Annotated[
-    str,
+    str | None,
     typer.Option(
         envvar="UNSPIRAL_CONTROL_URL",
-        help="Address of the control plane, or the folder of the run that serves it (latest: the newest in "
-        "runs/).",
+        help="Where no RUN is given: the address of a control plane, such as that of a cluster's gateway.",
     ),
 ]
 Run = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help="What --url takes: a run's folder, latest, or an address."),
+    typer.Argument(
+        metavar="RUN",
+        help="A run's folder, its name in runs/, latest, or an address. Default: the newest run in runs/ "
+        "that is running.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
-URL = "http://127.0.0.1:8200"
 
 
 def serve_control(
@@ -75,16 +80,17 @@ def serve_control(
     )
 
 
-def status(run: Run = None, url: Url = URL, as_json: AsJson = False) -> None:
-    """Show what the running system is doing."""
-    answer = ask(RunStatus, "GET", run or url, "/v1/status")
+def status(run: Run = None, url: Url = None, as_json: AsJson = False) -> None:
+    """Show what the running system is doing; of a run that has ended, how."""
+    place = places.place_of(run or url)
+    answer = recorded(place.run) if place.run and not place.answers else ask(RunStatus, "GET", place, STATUS)
     typer.echo(answer.model_dump_json(indent=1)) if as_json else show(answer)
 
 
 @workers_app.command("list")
-def list_workers(run: Run = None, url: Url = URL, as_json: AsJson = False) -> None:
+def list_workers(run: Run = None, url: Url = None, as_json: AsJson = False) -> None:
     """List the rollout workers."""
-    answer = ask(RunStatus, "GET", run or url, "/v1/status")
+    answer = ask(RunStatus, "GET", places.place_of(run or url), STATUS)
     if as_json:
         typer.echo(json.dumps([w.model_dump() for w in answer.workers], indent=1))
     else:
@@ -93,11 +99,12 @@ def list_workers(run: Run = None, url: Url = URL, as_json: AsJson = False) -> No
 
 @workers_app.command("scale")
 def scale(
-    n: Annotated[str, typer.Argument(help=f"Workers wanted: 1 to {MAX_WORKERS}, or all.")],
+    n: Annotated[str, typer.Argument(metavar="N", help=f"Workers wanted: 1 to {MAX_WORKERS}, or all.")],
+    run: Run = None,
     ahead: Annotated[
         bool, typer.Option("--ahead", help="Also where there is no room for them yet: nodes will be added.")
     ] = False,
-    url: Url = URL,
+    url: Url = None,
 ) -> None:
     """Ask for another number of rollout workers, or `all`: as many as the cluster has room for. For no work
     at all, use `unspiral pause`."""
@@ -105,34 +112,42 @@ def scale(
         raise UserError(f"workers scale {n}: {PAUSE_INSTEAD}")
     if n != "all" and not (n.isascii() and n.isdigit() and int(n) <= MAX_WORKERS):
         raise UserError(f"workers scale {n}: expected a whole number from 1 to {MAX_WORKERS}, or all")
-    typer.echo(
-        ask(Done, "POST", url, "/v1/workers/scale", {"n": n if n == "all" else int(n), "ahead": ahead}).text
-    )
+    act(run or url, "/v1/workers/scale", {"n": n if n == "all" else int(n), "ahead": ahead})
 
 
 @workers_app.command("drain")
 def drain(
-    id: Annotated[str, typer.Argument(help="The worker's id, as `workers list` shows it.")], url: Url = URL
+    id: Annotated[str, typer.Argument(metavar="ID", help="The worker's id, as `workers list` shows it.")],
+    run: Run = None,
+    url: Url = None,
 ) -> None:
     """Let one worker finish what it runs, then end it; one fewer is wanted from now on. The last one stays:
     see `unspiral pause`."""
-    typer.echo(ask(Done, "POST", url, f"/v1/workers/{quote(id, safe='')}/drain").text)
+    act(run or url, f"/v1/workers/{quote(id, safe='')}/drain")
 
 
-def pause(run: Run = None, url: Url = URL) -> None:
+def pause(run: Run = None, url: Url = None) -> None:
     """Begin no further step; the step in hand ends."""
-    typer.echo(ask(Done, "POST", run or url, "/v1/pause").text)
+    act(run or url, "/v1/pause")
 
 
-def resume(run: Run = None, url: Url = URL) -> None:
+def resume(run: Run = None, url: Url = None) -> None:
     """Go on after a pause."""
-    typer.echo(ask(Done, "POST", run or url, "/v1/resume").text)
+    act(run or url, "/v1/resume")
 
 
-def ask(kind: type[A], method: str, url: str, path: str, body: Any = None) -> A:
-    """One request to the control plane, with the token of UNSPIRAL_API_TOKEN. Raises its refusal, and
-    EnvironmentLacks where no control plane answers."""
-    url = address_of(url)
+def act(given: str | None, path: str, body: Any = None) -> None:
+    """Have a run do something, and print what it does. Which run it is, is said where none was named."""
+    place = places.place_of(given)
+    if place.chosen:
+        typer.echo(f"run: {place.chosen}", err=True)
+    typer.echo(ask(Done, "POST", place, path, body).text)
+
+
+def ask(kind: type[A], method: str, place: Place, path: str, body: Any = None) -> A:
+    """One request to the control plane, with the token of UNSPIRAL_API_TOKEN. Raises its refusal, UserError
+    for a run that has ended, and EnvironmentLacks where no control plane answers."""
+    url = place.address()
     token = token_of(TOKEN_VARIABLE)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
@@ -145,36 +160,39 @@ def ask(kind: type[A], method: str, url: str, path: str, body: Any = None) -> A:
             trust_env=False,
         )
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as e:
-        raise UserError(f"--url {url}: expected an address such as {URL}") from e
+        raise UserError(f"{url}: no address; {places.ACCEPTED}") from e
     except httpx.HTTPError as e:
+        of = f", which {place.run / 'control.json'} names" if place.run else ""
         raise EnvironmentLacks(
-            f"{url}: no control plane answers there ({type(e).__name__}). Is a run going on? Its address is "
-            "in runs/NAME/control.json; give it by --url or UNSPIRAL_CONTROL_URL"
+            f"{url}{of}: no control plane answers there ({type(e).__name__}). Is a run going on? `unspiral "
+            f"runs` lists those in runs/; {places.ACCEPTED}"
         ) from e
     return gateway.read_answer(answer, kind, url)
 
 
-def address_of(url: str) -> str:
-    """The address, where it may have been given as a run's folder or `latest`. Raises UserError for a run
-    that serves none now."""
-    if url != LATEST and not Path(url).is_dir():
-        return url
-    run = run_folder(url)
-    found = hints(run / "control.json").get("url")
-    if isinstance(found, str):
-        return found
-    if holder := holder_of(run / ".lock"):
-        raise EnvironmentLacks(f"--url {url}: {run} is starting{holder}; ask again in some seconds")
-    raise UserError(f"--url {url}: no control plane is named in {run / 'control.json'}; does the run go on?")
+def recorded(run: Path) -> RunStatus:
+    """What the folder of a run says that serves no control plane."""
+    summary = hints(run / "summary.json")
+    last = last_step(run)
+    return RunStatus(
+        state="ended",
+        run=run.resolve().name,
+        folder=str(run.resolve()),
+        step=last,
+        stage=state_of(run, summary, last),
+        phase=str(summary.get("phase") or ""),
+    )
 
 
 def show(status: RunStatus) -> None:
     """A status for people."""
-    from rich.console import Console
-
     console = Console(highlight=False)
     if status.state == "no run":
         console.print("no run")
+        return
+    if status.state == "ended":
+        text = f"run {status.run}: {status.stage}, after step {status.step}; its folder: {status.folder}"
+        console.print(text, markup=False, soft_wrap=True)
         return
     if status.state == "starting" and not status.workers:
         console.print(
@@ -206,13 +224,6 @@ def show(status: RunStatus) -> None:
     show_workers(status)
 
 
-def console_for_tables() -> Console:
-    """A console of the terminal's width; in a pipe wide enough for one line per row."""
-    from rich.console import Console
-
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-
-
 def show_workers(status: RunStatus) -> None:
     from rich.table import Table
 
@@ -234,7 +245,7 @@ def show_workers(status: RunStatus) -> None:
             w.node,
             str(w.pid or "-"),
         )
-    console = console_for_tables()
+    console = Console(highlight=False)
     console.print(table)
     if status.problem:
         console.print(status.problem, markup=False, soft_wrap=True)

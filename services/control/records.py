@@ -68,8 +68,9 @@ class Reach(Answer):
 class RunStatus(Answer):
     """What a run is doing."""
 
-    state: Literal["no run", "starting", "running", "paused", "pausing", "ending"]
-    """`pausing`: the step in hand is coming to its end."""
+    state: Literal["no run", "starting", "running", "paused", "pausing", "ending", "ended"]
+    """`pausing`: the step in hand is coming to its end. `ended`: said by `unspiral status` alone, of a run's
+    folder; `stage` is then how."""
     run: str | None = None
     folder: str | None = None
     attempt: int = 0

@@ -15,6 +15,7 @@ import typer
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.names import accepted
+from services.common.printing.commands import typed
 from services.common.runs.paths import LATEST, run_folder
 from services.likelihood.exports import mirrors, upkeep
 from services.likelihood.exports.doubts import doubts
@@ -73,8 +74,15 @@ def serve_likelihood(
 ) -> None:
     """Run the likelihood service alone: REST for any trainer, the live page at /."""
     launch: Any = import_module(SERVER)
+    store = _store_of(store)
+    place = Path(store.removeprefix("sqlite:"))
+    if ":" not in str(place) and not place.parent.is_dir():  # a new store there would hide a wrong path
+        raise UserError(
+            f"--store {store}: no folder {place.parent}; expected a file in a folder that is there (the file "
+            "itself may be new), redis://HOST:PORT/DB, a run's folder, or latest"
+        )
     settings = launch.ServeSettings(
-        store=_store_of(store),
+        store=store,
         host=host,
         port=port,
         token_steps=token_steps,
@@ -91,7 +99,8 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Runs: a folder, its metrics.jsonl, a checkpoint in it, or latest; several are overlaid."
+            metavar="RUN",
+            help="Runs: a folder, its metrics.jsonl, a checkpoint in it, or latest; several are overlaid.",
         ),
     ],
     out: Annotated[
@@ -161,8 +170,9 @@ def replay(
     metrics: Annotated[
         Path,
         typer.Argument(
+            metavar="RUN",
             help="A run's folder, its metrics.jsonl, a checkpoint in it, or latest; or another trainer's "
-            "metrics as JSONL, JSON (trainer_state.json), CSV, or TensorBoard's event files."
+            "metrics as JSONL, JSON (trainer_state.json), CSV, or TensorBoard's event files.",
         ),
     ],
     rules: Rules = None,
@@ -209,7 +219,7 @@ def replay(
         typer.echo(orjson.dumps(body, option=orjson.OPT_INDENT_2))
         return
     for line in _in_words(run, found, alarms):
-        typer.echo(line)
+        typer.echo(typed(line))
     if name_map:
         typer.echo(f"  names of {name_map.trainer}")
     typer.echo(f"  judged by {', '.join(n for n in judged_by if n not in doubted) or 'none'}")

@@ -214,15 +214,12 @@ def test_a_checkpoint_is_found_by_its_folder_its_run_or_latest(runs, monkeypatch
             ("monitor", "replay", "runs/dmo-1"),
             "runs/dmo-1: no such run, folder or file; did you mean runs/demo-1?",
         ),
-        (("report", "demo-1"), "demo-1: no such run, folder or file; did you mean runs/demo-1?"),
+        (("report", "dmo-1"), "dmo-1: no such run, folder or file; did you mean runs/demo-1?"),
         (
             ("likelihood", "export", "out", "--store", "runs/demo-1"),
             "--store runs/demo-1: no likelihood.db in runs/demo-1",
         ),
-        (
-            ("status", "--url", "runs/demo-1"),
-            "--url runs/demo-1: no control plane is named in runs/demo-1/control.json",
-        ),
+        (("pause", "--url", "runs/demo-1"), "so no control plane answers for it; `unspiral runs` lists"),
         (("index", "info"), "index info: --index is missing; expected `index info INDEX`"),
         (("index", "info", "a", "--index", "b"), "index info: two indexes given, a and b"),
         (
@@ -326,7 +323,7 @@ def test_the_help_of_a_checkpoint_says_what_latest_and_best_are_of(run, monkeypa
         ),
         (
             ("index", "search", "--index", "i"),
-            "Missing argument 'query'. Example: unspiral index search --in",
+            "Missing argument 'QUERY'. Example: unspiral index search --in",
         ),
         (
             ("eval", "--limit", "1"),

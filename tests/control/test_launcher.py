@@ -13,7 +13,7 @@ from services import launcher
 def test_the_likelihood_service_is_bound_to_loopback_on_a_cluster_of_many_nodes(monkeypatch):
     asked = []
     monkeypatch.setattr(launcher.ray, "nodes", lambda: [{"Alive": True}, {"Alive": True}])
-    monkeypatch.setattr(launcher, "_start", lambda cls, name, timeout, *args: asked.append(args))
+    monkeypatch.setattr(launcher, "_start", lambda cls, name, timeout, *args, **_: asked.append(args))
     launcher.start_likelihood("sqlite:x.db", token_steps=8, name="n")
     assert asked[0][0] == "127.0.0.1"
 
@@ -27,7 +27,7 @@ def test_a_retriever_is_reached_from_nodes_that_join_a_cluster_of_one_later(monk
     asked = []
     monkeypatch.setattr(launcher.ray, "nodes", lambda: [{"Alive": True}])
     monkeypatch.setattr(launcher.ray.util, "get_node_ip_address", lambda: "10.0.0.1")
-    monkeypatch.setattr(launcher, "_start", lambda cls, name, timeout, *args: asked.append(args))
+    monkeypatch.setattr(launcher, "_start", lambda cls, name, timeout, *args, **_: asked.append(args))
     monkeypatch.setenv("RAY_ADDRESS", address or "")
     launcher.start_retriever("index", topk=2, name="n", timeout_seconds=1)
     assert asked[0][0] == host

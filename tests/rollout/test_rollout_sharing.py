@@ -184,7 +184,14 @@ async def test_learner_ranks_are_placed_after_every_worker_has_its_share_of_a_gp
         return SimpleNamespace(bundle_specs=[{"GPU": 0.6}])
 
     monkeypatch.setattr(placement, "reserve", reserve)
-    for name in ("connect_ray", "leave_ray", "check_room", "check_prompts", "load_tokenizer"):
+    for name in (
+        "check_addresses",
+        "connect_ray",
+        "leave_ray",
+        "check_room",
+        "check_prompts",
+        "load_tokenizer",
+    ):
         monkeypatch.setattr(startup, name, lambda *arguments, **options: None)
     monkeypatch.setattr(startup, "questions_of", lambda *arguments: [])
     monkeypatch.setattr(startup, "PromptCursor", lambda *arguments: None)

@@ -169,16 +169,16 @@ def test_a_run_goes_on_after_kill_9_and_after_sigterm_with_the_metrics_of_an_und
     assert [s["attempt"] for s in metrics(run)] == [s["attempt"] for s in after] + [2] * 2
 
 
-def test_a_retriever_that_is_down_at_the_start_is_waited_for_then_status_3(files, folder):
+def test_a_retriever_that_is_down_at_the_start_ends_the_run_before_ray_with_status_3(files, folder):
     retriever = {"corpus": None, "url": "http://127.0.0.1:9", "start_timeout_seconds": 2}
     code, out = finish(
         command("train", "--config", configuration(files, folder, "down", retriever=retriever)), 120
     )
     assert code == 3, out
-    assert "waiting for the retriever at http://127.0.0.1:9" in out
-    assert (
-        out.strip()
-        .splitlines()[-1]
-        .startswith("unspiral: retriever at http://127.0.0.1:9: not ready after 2 s")
+    assert "starting a local Ray" not in out
+    assert out.strip().splitlines()[-1] == (
+        "unspiral: retriever.url: nothing listens at http://127.0.0.1:9, tried for 2 s (Connection refused); "
+        "expected a running retriever there, such as `unspiral serve retriever INDEX --port 9`; or give "
+        "retriever.index or .corpus, and the run starts one itself"
     )
     assert "Traceback" not in out

@@ -60,7 +60,14 @@ def test_a_local_ray_without_room_is_told_before_anything_is_indexed_or_started(
     async def start(*arguments, **options):
         raise AssertionError("a service was started")
 
-    for name in ("connect_ray", "leave_ray", "check_room", "check_prompts", "load_tokenizer"):
+    for name in (
+        "connect_ray",
+        "leave_ray",
+        "check_addresses",
+        "check_room",
+        "check_prompts",
+        "load_tokenizer",
+    ):
         monkeypatch.setattr(startup, name, lambda *arguments, **options: None)
     monkeypatch.setattr(startup, "questions_of", lambda *arguments: [])
     monkeypatch.setattr(startup, "PromptCursor", lambda *arguments: None)
@@ -108,7 +115,7 @@ def test_records_are_flushed_before_workers_and_retrievers_are_ended(monkeypatch
         records.callback(ended.append, "records")
         return startup.Services("http://x", None, SimpleNamespace())
 
-    for name in ("connect_ray", "check_room", "check_prompts", "load_tokenizer"):
+    for name in ("connect_ray", "check_addresses", "check_room", "check_prompts", "load_tokenizer"):
         monkeypatch.setattr(startup, name, lambda *arguments, **options: None)
     monkeypatch.setattr(startup, "leave_ray", lambda: ended.append("Ray"))
     monkeypatch.setattr(startup, "questions_of", lambda *arguments: [])

@@ -16,11 +16,13 @@ import typer
 
 from services.common.errors import explains
 from services.common.loading.extras import not_imported
+from services.common.loading.lazy import LazyModule
 from trainer.commands.examples import example_of
 from trainer.commands.lazy import Entry, lazy_app
 from trainer.commands.version import version_lines
 from trainer.session.output import complain
 
+slips = LazyModule("trainer.commands.slips")  # it needs the configuration, which takes time
 PANELS: dict[str, dict[str, Entry]] = {
     "First steps": {
         "doctor": Entry("Check this machine, and say what to do.", "trainer.commands.checks.doctor:doctor"),
@@ -137,6 +139,9 @@ def options(
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run a command. A mistake of the user's becomes one line on stderr and its exit status."""
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["help"]:  # unspiral help train
+        argv = [*words[1:], "--help"]
     try:
         code = app(args=argv, standalone_mode=False, prog_name="unspiral")
     except (typer.Abort, KeyboardInterrupt):
@@ -161,6 +166,8 @@ def _for_example(error: Exception) -> str:
 
 def line_of(error: Exception) -> tuple[str, int] | None:
     """The line that explains an error, and the exit status; None for a fault of ours."""
+    if type(error).__name__ == "NoSuchOption":
+        return slips.unknown_option(error), 2
     if hasattr(error, "format_message"):  # Typer: bad usage
         return error.format_message() + _for_example(error), getattr(error, "exit_code", 2)
     if explains(error):

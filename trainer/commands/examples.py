@@ -23,8 +23,8 @@ EXAMPLES = {
     "displacement": "unspiral displacement runs/plain --prompts 50 --samples 8",
     "trace": "unspiral trace latest 12 -o step12.json",
     "status": "unspiral status latest",
-    "pause": "unspiral pause",
-    "resume": "unspiral resume",
+    "pause": "unspiral pause latest",
+    "resume": "unspiral resume latest",
     "serve retriever": "unspiral serve retriever --index index/",
     "serve likelihood": "unspiral serve likelihood --store likelihood.db",
     "serve agent": "unspiral serve agent --checkpoint latest --port 8300",
@@ -48,9 +48,9 @@ EXAMPLES = {
     "config show": "unspiral config show --config mine.yaml learner.lr=1e-5",
     "config explain": "unspiral config explain learner",
     "config schema": "unspiral config schema",
-    "workers list": "unspiral workers list --json",
-    "workers scale": "unspiral workers scale 4",
-    "workers drain": "unspiral workers drain w2",
+    "workers list": "unspiral workers list latest --json",
+    "workers scale": "unspiral workers scale 4 latest",
+    "workers drain": "unspiral workers drain w2.1 latest",
 }
 
 

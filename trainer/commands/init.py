@@ -13,6 +13,7 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.user_code import is_import_path
+from services.common.printing.commands import typed
 from trainer.config.schema import load_config
 from trainer.data.checks.overlap import twins
 from trainer.data.models import is_there, resolve
@@ -146,11 +147,13 @@ def init(
     write_atomically(out, text_of(parameters, gpus, model=model, data=data, held_out=held_out, source=source))
     load_config(out)
     for line in _remarks(data, held_out):
-        typer.echo(line, err=True)
+        typer.echo(typed(line), err=True)
     typer.echo(
-        f"written to {out}; next: unspiral doctor --config {out}, then unspiral train --config {out}\n"
-        f"A model that does not write the tags yet needs unspiral warm-start --config {out} first: "
-        "docs/tutorial.md"
+        typed(
+            f"written to {out}; next: unspiral doctor --config {out}, then unspiral train --config {out}\n"
+            f"A model that does not write the tags yet needs unspiral warm-start --config {out} first: "
+            "docs/tutorial.md"
+        )
     )
 
 

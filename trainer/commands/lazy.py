@@ -16,6 +16,11 @@ from typer.core import TyperCommand, TyperGroup
 from services.common.loading.lazy import LazyModule
 from trainer.commands.examples import example_of, give_examples
 
+HELP = {"help_option_names": ["--help", "-h"]}
+RUN = "RUN"
+OUT = "--out"
+OUT_SHORT = "-o"
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -43,10 +48,29 @@ class Entry:
             give_examples(found, f"{path} ")
             group = typer.main.get_group(found)
             group.name = path
+            for command in group.commands.values():
+                _in_house_style(command)
             return group
         single = typer.Typer(add_completion=False)
         single.command(path.rpartition(" ")[2], epilog=example_of(path))(found)
-        return typer.main.get_command(single)
+        return _in_house_style(typer.main.get_command(single))
+
+
+def _in_house_style(command: Any) -> Any:
+    """What is alike in all commands: arguments have capitals, a RUN is completed, and --out is -o too."""
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            parameter.metavar = parameter.metavar or parameter.name.upper()
+            if parameter.metavar == RUN and parameter._custom_shell_complete is None:
+                parameter._custom_shell_complete = completed_runs
+        elif OUT in parameter.opts and OUT_SHORT not in parameter.opts:
+            parameter.opts.append(OUT_SHORT)
+    return command
+
+
+def completed_runs(ctx: Any, parameter: Any, incomplete: str) -> list[str]:
+    """Of `completion`, which is imported when a shell asks: the configuration takes time."""
+    return LazyModule("trainer.commands.completion").runs(incomplete)
 
 
 class LazyCommands(Mapping[str, Any]):
@@ -106,4 +130,6 @@ def lazy_app(
             super().__init__(**options)
             self.commands = lazy
 
-    return typer.Typer(cls=Group, no_args_is_help=True, add_completion=completion, help=help)
+    return typer.Typer(
+        cls=Group, no_args_is_help=True, add_completion=completion, help=help, context_settings=HELP
+    )

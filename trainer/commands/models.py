@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from services.common.printing.commands import typed
 from trainer.data.checkpoints import CHECKPOINTS, LLDS_HUB, Checkpoint
 from trainer.data.cli import model_app
 from trainer.data.models import KNOWN, cached
@@ -34,7 +35,7 @@ def list_command(
         typer.echo(json.dumps({"packaged": packaged, "checkpoints": list(map(facts, CHECKPOINTS))}, indent=1))
         return
     lines = [line for one in CHECKPOINTS for line in _lines(one)] if papers else _short()
-    typer.echo("\n".join([*([] if papers else _packaged()), *_ABOUT_PAPERS, *lines]))
+    typer.echo(typed("\n".join([*([] if papers else _packaged()), *_ABOUT_PAPERS, *lines])))
 
 
 _ABOUT_PAPERS = (

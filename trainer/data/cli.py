@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from retriever_service.settings import ServerSettings
 from services.common import hub
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
+from services.common.printing.console import Console
 from services.common.progress import progress_on
 from services.common.users_files import one_out
 from services.contracts import Question

@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
@@ -21,6 +20,8 @@ from rich.table import Table
 from services.common.counting import counted
 from services.common.errors import UnspiralError, UserError
 from services.common.files import json_lines, lock, move, write_atomically, write_json
+from services.common.printing.commands import typed
+from services.common.printing.console import Console
 from services.common.processes import signals
 from services.common.progress import progress_on
 from services.likelihood.exports.report import write_report
@@ -101,11 +102,8 @@ def run_demo(
         report = config.run_dir / "report.html"
         kept = f"; what it did so far is in {report}" if report.exists() else ""
         raise signals.Stopped(e.number, f"a demo begins anew: unspiral demo{kept}") from None
-    table = Table(
-        title="exact match on held-out questions (another world: nothing can be known without searching)",
-        title_justify="left",
-        box=None,
-    )
+    console.print("exact match on held-out questions (another world: nothing can be known without searching)")
+    table = Table(box=None)
     for column in ("", "before", "after", "change"):
         table.add_column(column, justify="right")
     for label, suffix in (("sampled, T = 1", "_sampled"), ("greedy", "")):
@@ -120,7 +118,7 @@ def run_demo(
     )
     console.print("next:")
     for text in next_commands(config.run_dir, config.run_dir / "eval_retriever_index"):
-        console.print(f"  {text}", soft_wrap=True, markup=False, highlight=False)
+        console.print(f"  {typed(text)}", soft_wrap=True, markup=False, highlight=False)
     console.print(f"report: {(config.run_dir / 'report.html').resolve()}", soft_wrap=True, markup=False)
     return summary
 

@@ -86,6 +86,7 @@ _KNOWN: dict[str, Reward] = {
 }
 
 
+KINDS = tuple(_KNOWN)
 ACCEPTED = f"accepted are {', '.join(_KNOWN)}, or an import path package.module:function"
 
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
+from services.common.printing.commands import typed
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -135,5 +137,5 @@ def last_words(text: str, file: IO[str] | None = None) -> None:
 
 
 def complain(text: str) -> None:
-    """Print a last line on stderr."""
-    last_words(text, sys.stderr)
+    """Print a last line on stderr, with its commands as they can be typed here."""
+    last_words(typed(text), sys.stderr)

@@ -8,13 +8,17 @@ import json
 import math
 import os
 import shutil
+import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
+from retriever_service.addresses import check_address
 from retriever_service.errors import IndexInvalid
 from retriever_service.index_folder.description import IndexInfo, read_info, stamp_of
 from retriever_service.search.users_index import load_search
@@ -22,6 +26,7 @@ from services.common import hub
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.loading.user_code import is_import_path
 from services.common.names import accepted
+from services.common.redaction import address_without_secrets
 from services.contracts import Question
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import Template, make_template
@@ -37,6 +42,10 @@ from trainer.loop.run.sources import label, largest
 from trainer.loop.update.matched_step import read_series
 
 GIB = 1 << 30
+LISTEN_SECONDS = 5.0
+"""Longest wait, before Ray starts, for a server to take a connection at a retriever's address: one that is
+being started beside the run may need a moment."""
+TRY_SECONDS = 0.25
 LOOKED_AT = 100
 """Rows at the start of a question file that are read before anything slow starts."""
 
@@ -101,6 +110,35 @@ def check_retrievers(config: Config) -> None:
         corpus = settings.corpus
         if corpus and not models.is_there(corpus):
             raise UserError(f"{key}.corpus: {corpus}: no such file or folder; docs/data.md says what is read")
+
+
+def check_addresses(config: Config) -> None:
+    """Raises EnvironmentLacks where nothing listens at a retriever's address. Asked last of all checks, since
+    it may wait for LISTEN_SECONDS, and before Ray starts."""
+    for key, settings in _retrievers(config):
+        if settings.url:
+            _check_listener(f"{key}.url", settings.url, min(LISTEN_SECONDS, settings.start_timeout_seconds))
+
+
+def _check_listener(key: str, url: str, seconds: float) -> None:
+    """A server that still loads its index takes a connection too, and is waited for later."""
+    check_address(key, url, "http://HOST:PORT or https://HOST:PORT is accepted")
+    parts = httpx.URL(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((parts.host, port), max(0.1, until - time.monotonic())).close()
+            return
+        except OSError as e:
+            if time.monotonic() + TRY_SECONDS > until:
+                raise EnvironmentLacks(
+                    f"{key}: nothing listens at {address_without_secrets(url)}, tried for {seconds:g} s "
+                    f"({e.strerror or e}); expected a running retriever there, such as `unspiral serve "
+                    f"retriever INDEX --port {port}`; or give {key.removesuffix('url')}index or .corpus, and "
+                    "the run starts one itself"
+                ) from e
+        time.sleep(TRY_SECONDS)
 
 
 def check_index(key: str, folder: str) -> None:

@@ -7,6 +7,7 @@ after the GCS; then everything exits, with Ray's words. Within that time a run s
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -19,7 +20,7 @@ from typing import NoReturn
 
 import psutil
 import ray
-from ray._private import utils
+from ray._private import utils, worker
 from ray._private.worker import global_worker
 
 from services.common.errors import EnvironmentLacks
@@ -216,3 +217,12 @@ def _answers(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def silence_ray() -> None:
+    """Keep Ray's own messages (a process died, with its last 20 lines and escape codes) in its session's
+    logs. The run itself says what they mean for it."""
+    worker._worker_logs_enabled = False
+    log = logging.getLogger("ray")
+    log.addHandler(logging.NullHandler())
+    log.propagate = False

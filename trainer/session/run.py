@@ -9,9 +9,8 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
-
 from services.common.errors import UserError
+from services.common.printing.console import Console
 from services.common.processes import signals
 from services.common.runs.paths import last_step, near_run, runs_like
 from services.likelihood.exports.report import write_report

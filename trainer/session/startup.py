@@ -6,7 +6,6 @@ Mistakes of the user are looked for first, before anything slow starts.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from collections import defaultdict
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import worker
 
 from retriever_service.client import RetrieverClient
+from retriever_service.errors import RetrieverUnavailable
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.processes import signals
@@ -42,13 +41,20 @@ from trainer.loop.run.run_folder import RunFolder
 from trainer.loop.run.system import Serving, System
 from trainer.session.own_parts import OwnParts
 from trainer.session.preflight import (
+    check_addresses,
     check_held_out,
     check_learner_files,
     check_prompts,
     check_retrievers,
     check_room,
 )
-from trainer.session.ray_watch import RECONNECT_SECONDS, StartLimit, in_a_group_of_their_own, not_up
+from trainer.session.ray_watch import (
+    RECONNECT_SECONDS,
+    StartLimit,
+    in_a_group_of_their_own,
+    not_up,
+    silence_ray,
+)
 from trainer.session.resuming.rules import Resumed
 from trainer.session.waits import busy, told
 
@@ -99,16 +105,7 @@ def connect_ray(say: Say) -> None:
         reason = " ".join(str(e).split())[:300]
         raise EnvironmentLacks(f"{not_up(address)}: {reason}") from e
     else:
-        _silence_ray()
-
-
-def _silence_ray() -> None:
-    """Keep Ray's own messages (a process died, with its last 20 lines and escape codes) in its session's
-    logs. The run itself says what they mean for it."""
-    worker._worker_logs_enabled = False
-    log = logging.getLogger("ray")
-    log.addHandler(logging.NullHandler())
-    log.propagate = False
+        silence_ray()
 
 
 def leave_ray() -> None:
@@ -164,17 +161,29 @@ async def retriever_address(
     index: of `index_of`, where it was made already."""
     url = settings.url
     limit = settings.start_timeout_seconds
+    key = f"{'evaluation.' if settings is config.evaluation.retriever else ''}retriever"
+    longest = f"{key}.start_timeout_seconds"
     if url is None:
         index = index or await index_of(settings, name, config, say)
         with told(say, f"the retriever on {index} to start"):
             actor = f"unspiral-{config.run.name}-{name}"
             start = partial(
-                start_retriever, index, topk=config.rollout.topk, name=actor, timeout_seconds=limit
+                start_retriever,
+                index,
+                topk=config.rollout.topk,
+                name=actor,
+                timeout_seconds=limit,
+                key=longest,
             )
             url = await _started(start, stack)
     client = RetrieverClient(url, timeout_seconds=settings.timeout_seconds)
     try:
         await client.wait_ready(limit, on_wait=say)
+    except RetrieverUnavailable as e:
+        raise EnvironmentLacks(
+            f"{e}; expected: 200 from its /readyz, or 404 where it has none; {longest}={limit:g} is the "
+            "longest wait"
+        ) from e
     finally:
         await client.aclose()
     return url
@@ -288,6 +297,7 @@ async def start_serving(
     """Ray, retrievers and the pool's plan. The caller starts the pool; on leaving, all of it is ended."""
     tokenizer = load_tokenizer(model)
     held_out = await asyncio.to_thread(held_out_of, config, tokenizer, say)
+    await asyncio.to_thread(check_addresses, config)
     async with AsyncExitStack() as stack:
         connect_ray(say)
         stack.callback(leave_ray)
@@ -385,6 +395,7 @@ async def start_system(
     workers = config.rollout.workers
     ranks = config.learner.ranks
     joined = bool(os.environ.get("RAY_ADDRESS"))
+    await asyncio.to_thread(check_addresses, config)
     async with AsyncExitStack() as stack:
         connect_ray(say)
         stack.callback(leave_ray)

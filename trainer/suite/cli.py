@@ -23,7 +23,9 @@ SHOWN_GOLDEN = 4
 def compare_command(
     results: Annotated[
         list[Path],
-        typer.Argument(metavar="A B...", help="Folders of `eval --suite`. Each is compared with the first."),
+        typer.Argument(
+            metavar="EVALUATION", help="Folders of `eval --suite`. Each is compared with the first."
+        ),
     ],
     metric: Annotated[
         str, typer.Option(help="Score to compare: em, f1, subem, em_strict or em_search_r1.")
@@ -52,11 +54,11 @@ def compare_command(
 def page_command(
     results: Annotated[
         list[Path],
-        typer.Argument(metavar="A...", help="Folders of `eval --suite`."),
+        typer.Argument(metavar="EVALUATION", help="Folders of `eval --suite`."),
     ],
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", help="The file: by its name Markdown (.md), LaTeX (.tex), JSON or HTML."),
+        typer.Option(help="The file: by its name Markdown (.md), LaTeX (.tex), JSON or HTML."),
     ] = Path("evaluations.html"),
 ) -> None:
     """Write the exact match of evaluations into one table, beside the rows that papers print (LaTeX: as

@@ -39,18 +39,25 @@ def newest_run(runs: Path = RUNS) -> Path:
         raise FileNotFoundError(
             errno.ENOENT, f"there is no run in {runs.absolute()}; give a run's folder", LATEST
         )
-    return max(found, key=lambda f: max((f / n).stat().st_mtime for n in FILES if (f / n).is_file()))
+    return max(found, key=written_at)
+
+
+def written_at(run: Path) -> float:
+    """When a run was written to last, in seconds since 1970."""
+    return max((run / name).stat().st_mtime for name in FILES if (run / name).is_file())
 
 
 def run_folder(given: str | Path, runs: Path = RUNS) -> Path:
-    """Folder of the run that `given` names, or `given` itself where it is a file, or a folder that lies in no
-    run.
+    """Folder of the run that `given` names: `latest`, a path, or the name of a run in `runs` where there is
+    no such path. `given` itself where it is a file, or a folder that lies in no run.
 
     Raises FileNotFoundError, whose `strerror` names the nearest run, where there is nothing of that name.
     """
     path = Path(given)
     if str(given) == LATEST and not path.exists():
         return newest_run(runs)
+    if not path.exists() and path.name == str(given) and is_run(runs / path):
+        return runs / path
     if not path.exists():
         raise FileNotFoundError(
             errno.ENOENT, f"no such run, folder or file{near_run(path, runs)}", str(given)
@@ -61,6 +68,14 @@ def run_folder(given: str | Path, runs: Path = RUNS) -> Path:
         if is_run(folder):
             return folder
     return path
+
+
+def no_run_in(folder: Path) -> str:
+    """The end of a line about a folder that was given as a run and is none."""
+    return (
+        f"no run's folder: {folder.absolute()} has none of {', '.join(FILES)}; `unspiral runs` lists those in "
+        f"{RUNS}/"
+    )
 
 
 def runs_like(path: Path) -> list[Path]:

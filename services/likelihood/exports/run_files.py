@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from services.common.errors import UserError
-from services.common.runs.paths import METRICS, is_run, run_folder
+from services.common.runs.paths import METRICS, is_run, no_run_in, run_folder
 from services.common.users_files import load_json, load_object, load_yaml, reading
 from services.common.validation import fitting
 from services.likelihood.exports.merging import by_step
@@ -124,6 +124,8 @@ def read_run(path: Path) -> RunFiles:
     metrics = path / METRICS if path.is_dir() else path
     begun = metrics.exists() or not is_run(folder)  # a run that ended before its first step has no such file
     events = [] if is_run(folder) and path.is_dir() else event_files(path)
+    if path.is_dir() and not events and not metrics.exists() and not is_run(path):
+        raise UserError(f"{path}: {no_run_in(path)}")
     rows = rows_of_events(events) if events else read_rows(metrics) if begun else []
     # A run of ours that was resumed writes whole steps again; other trainers write a step in parts.
     ours = metrics.name == METRICS or any("attempt" in row for _, row in rows)

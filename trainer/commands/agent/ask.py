@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from typing import Any
 
-from rich.console import Console
-
 from services.agent.agent import Agent, AgentSpec
 from services.agent.answers import answer_pair, search_call
 from services.common.errors import UserError
+from services.common.printing.console import Console
 from services.common.processes import signals
 from services.contracts import Action, Trajectory
 from services.rollout.worker.watching import Event, Retrieved

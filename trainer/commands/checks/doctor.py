@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Annotated, Literal
 
 import psutil
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
@@ -24,6 +24,8 @@ from retriever_service.index_folder.corpus import read_corpus
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.extras import how_to_install
+from services.common.printing.commands import typed
+from services.common.printing.console import Console
 from services.common.processes import host_limits
 from trainer.commands.checks import doctor_roles as roles
 from trainer.commands.checks import listeners
@@ -313,11 +315,13 @@ def run_doctor(
     role: str = "workstation",
     clean: bool = False,
     overrides: Sequence[str] = (),
+    as_json: bool = False,
 ) -> int:
     """Print the table of findings. Returns 3 where one is bad, otherwise 0.
 
     path: a configuration, whose needs are checked too, with `overrides` (KEY=VALUE). clean: remove the
-    remains of dead runs. Raises UserError before all checks where the configuration is wrong.
+    remains of dead runs. as_json: print `ready`, `verdict` and `findings` instead. Raises UserError before
+    all checks where the configuration is wrong.
     """
     if overrides and not path:
         raise UserError(f"doctor: {' '.join(overrides)} changes a configuration; give it by --config FILE")
@@ -330,16 +334,22 @@ def run_doctor(
         findings += check_leftovers(sorted(folders), clean)
     if path and config:
         findings += [*check_config(path, config), *check_parts(config), *check_leak(config)]
-    show(findings, console or Console())
-    if role == "workstation":
-        (console or Console()).print(
-            verdict(findings, path, overrides), soft_wrap=True, markup=False, highlight=False
-        )
-    return 3 if any(finding.level == "bad" for finding in findings) else 0
+    ready = all(finding.level != "bad" for finding in findings)
+    last = verdict(findings, path, overrides) if role == "workstation" else None
+    console = console or Console()
+    if as_json:
+        told = [asdict(finding) | {"advice": typed(finding.advice)} for finding in findings]
+        console.print_json(data={"ready": ready, "verdict": last and typed(last), "findings": told})
+        return 0 if ready else 3
+    show(findings, console)
+    if last is not None:
+        console.print(typed(last), soft_wrap=True, markup=False, highlight=False)
+    return 0 if ready else 3
 
 
 def show(findings: list[Finding], console: Console) -> None:
-    """A line per finding, what to do below it: words and commands are never broken within."""
+    """A line per finding, what to do below it: words are never broken within, and off a terminal lines
+    neither."""
     marks = {"good": "[green]ok[/green]  ", "note": "[yellow]note[/yellow]", "bad": "[red]BAD[/red] "}
     width = min(NAMES, max(len(finding.what) for finding in findings))
     for finding in findings:
@@ -351,7 +361,9 @@ def show(findings: list[Finding], console: Console) -> None:
                 head if n == 0 else " " * (width + 8), line, sep="", soft_wrap=True, highlight=False
             )
         if finding.advice:
-            console.print(Padding(Text(f"-> {finding.advice}"), (0, 0, 0, 6), expand=False), highlight=False)
+            console.print(
+                Padding(Text(f"-> {typed(finding.advice)}"), (0, 0, 0, 6), expand=False), highlight=False
+            )
 
 
 def verdict(findings: list[Finding], config: Path | None = None, overrides: Sequence[str] = ()) -> str:
@@ -386,7 +398,8 @@ def doctor(
     clean: Annotated[
         bool, typer.Option("--clean", help="Remove what killed runs have left on this machine.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Findings and verdict as JSON.")] = False,
 ) -> None:
     """Check Python, packages, GPUs, Ray, listeners, ports, Redis, load, threads, memory and disk; say what to
     do. With --config also its files, services and questions, and parts of your own, in seconds."""
-    raise typer.Exit(run_doctor(config, role=role, clean=clean, overrides=overrides or []))
+    raise typer.Exit(run_doctor(config, role=role, clean=clean, overrides=overrides or [], as_json=as_json))

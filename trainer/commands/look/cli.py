@@ -18,7 +18,9 @@ else:  # pydantic and the stores take time, which a page of help need not wait f
     tracing = LazyModule("trainer.commands.look.trace")
     trajectories = LazyModule("trainer.commands.look.trajectories")
 
-Run = Annotated[str, typer.Argument(help="A run's folder, a file or checkpoint in it, or latest.")]
+Run = Annotated[
+    str, typer.Argument(help="A run's folder, its name in runs/, a file or checkpoint in it, or latest.")
+]
 
 
 Which = Annotated[
@@ -104,7 +106,7 @@ def trace(
     step: Annotated[int, typer.Argument(min=1, help="The step.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The file. Default: trace_RUN_STEP.json in the current folder."),
+        typer.Option(help="The file. Default: trace_RUN_STEP.json in the current folder."),
     ] = None,
 ) -> None:
     """Write a step's timeline as a trace-event file. It holds rollouts by worker, searches, update and sync;

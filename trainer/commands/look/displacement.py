@@ -14,6 +14,7 @@ from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.lazy import LazyModule
 from services.likelihood.exports.fixed_prompts import FOLDER, said_of_similarity
+from trainer.commands import completion
 from trainer.commands.agent.source import agent_spec, named
 from trainer.commands.options import AsJson
 from trainer.commands.terminal import for_people
@@ -32,7 +33,12 @@ def displacement(
         str, typer.Argument(help="A checkpoint, a run's folder (its newest checkpoint), or latest.")
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes to its configuration, such as learner.lr=1e-5.")
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            autocompletion=completion.changes,
+            help="Changes to its configuration, such as learner.lr=1e-5.",
+        ),
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="The first N questions.")] = 50,
     samples: Annotated[int, typer.Option(min=2, help="Sampled answers per question.")] = 8,

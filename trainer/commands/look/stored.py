@@ -12,7 +12,7 @@ from typing import Any
 
 from services.common.errors import UserError
 from services.common.names import nearest
-from services.common.runs.paths import run_folder
+from services.common.runs.paths import is_run, no_run_in, run_folder
 from services.common.users_files import load_yaml
 from services.likelihood.microscope.record import SampledTrajectory, Written
 from services.likelihood.store.base import NotStored
@@ -86,6 +86,8 @@ class Run:
     def __init__(self, given: str) -> None:
         self.folder = run_folder(given)
         if not (self.folder / "trajectories").is_dir():
+            if not is_run(self.folder):
+                raise UserError(f"{given}: {no_run_in(self.folder)}")
             raise UserError(
                 f"{given}: no trajectories in {self.folder}; a run writes them with its first step"
             )

@@ -15,8 +15,9 @@ from typing import Any
 
 import orjson
 
+from services.common.errors import UserError
 from services.common.files import write_atomically
-from services.common.runs.paths import run_folder
+from services.common.runs.paths import is_run, no_run_in, run_folder
 from services.contracts import Span
 from trainer.loop.run.spans import StepSpans, TrajectorySpans, read_spans
 
@@ -45,6 +46,8 @@ def write_trace(given: str, step: int, out: Path | None) -> tuple[Path, StepSpan
     """Write the trace of a step of a run (as `run_folder` finds it) to `out`, or `trace_STEP.json` in the
     current folder. Returns the file and what is in it. Raises UserError."""
     run = run_folder(given)
+    if not is_run(run):
+        raise UserError(f"{given}: {no_run_in(run)}")
     spans = read_spans(run, step)
     file = out or Path(f"trace_{run.name}_{step:06d}.json")
     write_atomically(file, orjson.dumps(trace_of(spans, run.name)))

@@ -9,10 +9,10 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rich.console import Console
 from rich.text import Text
 
 from services.common.errors import UserError
+from services.common.printing.console import Console
 from services.likelihood.microscope.record import SampledTrajectory
 from trainer.commands.look.printing import head_line, show, word_diff
 from trainer.commands.look.stored import STEP, Run, StoredTrajectory, change_of

@@ -7,6 +7,7 @@ import asyncio
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, closing, nullcontext
 from pathlib import Path
@@ -21,15 +22,19 @@ from trainer.config.schema import Config
 from trainer.data import models
 from trainer.learner.checkpoint import export_checkpoint, find
 from trainer.loop.rollouts.held_out import evaluate, with_behaviour
+from trainer.loop.run.progress import duration
 from trainer.loop.run.system import Serving
 from trainer.rewards import make_reward, right_at
 from trainer.rewards.calls import RewardCalls
 from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.resuming.rules import differing
 from trainer.session.startup import start_serving
+from trainer.session.waits import busy, told
 from trainer.suite.rows import GREEDY, Asked, row_of
 from trainer.suite.sets import Item, numbered
 
+SAY_SECONDS = 15.0
+"""Between two lines of progress."""
 Scores = TypeVar("Scores")
 
 
@@ -68,22 +73,52 @@ def run_eval(
     async def score(model: Path, scratch: Path | None = None) -> dict[str, Any]:
         async with served(config, model, scratch, say) as serving:
             say(f"scoring {counted(len(serving.eval_questions), 'question')}")
-            scores, done = await evaluate(
-                serving.pool,
-                serving.eval_questions,
-                tag="eval",
-                temperature=0.0,
-                seed=config.seed,
-                calls=calls,
-                right_at=right_at(reward, settings.right_at),
-                retriever_url=serving.eval_retriever_url,
-            )
+            answered = Answered(len(serving.eval_questions), say)
+            with told(say, answered.waits_for, lambda: answered.count):
+                scores, done = await evaluate(
+                    serving.pool,
+                    serving.eval_questions,
+                    tag="eval",
+                    temperature=0.0,
+                    seed=config.seed,
+                    calls=calls,
+                    right_at=right_at(reward, settings.right_at),
+                    retriever_url=serving.eval_retriever_url,
+                    on_done=answered,
+                )
             if answers is not None:
                 keep_answers(done, answers)
             return with_behaviour(scores, done)
 
     with closing(calls) if calls else nullcontext():
         return with_weights(config, checkpoint, say, score)
+
+
+class Answered:
+    """Counts answers as they come, and says how many there are: a line in SAY_SECONDS at most."""
+
+    def __init__(
+        self, total: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.count = 0
+        self._total = total
+        self._say = say
+        self._clock = clock
+        self._began = clock()
+        self._said = self._began
+
+    def __call__(self, _: Trajectory) -> None:
+        self.count += 1
+        now = self._clock()
+        if self.count < self._total and now - self._said >= SAY_SECONDS:
+            self._said = now
+            left = (now - self._began) / self.count * (self._total - self.count)
+            self._say(f"{self.count:,} of {self._total:,} answered, {duration(left)} left")
+
+    def waits_for(self) -> str:
+        """For the line that is due where no answer comes."""
+        what = "the rewards" if self.count == self._total else "an answer"
+        return f"{what}; {self.count:,} of {self._total:,} answered{busy()}"
 
 
 def keep_answers(done: Sequence[Trajectory], file: Path) -> None:

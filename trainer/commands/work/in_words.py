@@ -7,6 +7,8 @@ from typing import Any
 
 from services.common.counting import counted
 
+FEW_ANSWERED = 0.5
+"""Below this share of complete answers a model does not write the tags."""
 _MODES = {"": "greedily", "_sampled": "sampled"}
 
 
@@ -44,6 +46,19 @@ def _scored(row: Mapping[str, Any]) -> str:
     if "searches" in row:
         words += f", {row['searches']:.2f} searches each, {row['answered']:.0%} answered"
     return f"EM {row['em']:.3f}  F1 {row['f1']:.3f}  ({words})"
+
+
+def unsearched_in_words(scores: Mapping[str, Any], config: object) -> str:
+    """What helps a model that never searched; empty for one that did. config: the file of the
+    configuration."""
+    row = scores["overall"]
+    if not row["n"] or row.get("searches", 1):  # an evaluation of a run has no such count
+        return ""
+    what = "writes no tags" if row["answered"] < FEW_ANSWERED else "answers without searching"
+    return (
+        f"0 searches in {counted(row['n'], 'question')}: the model {what}; a warm start teaches it to search"
+        f": unspiral warm-start --config {config} --out models/taught"
+    )
 
 
 def taught_in_words(done: Mapping[str, Any]) -> str:

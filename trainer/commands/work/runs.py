@@ -10,18 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.lazy import LazyModule
+from services.common.printing.commands import typed
+from services.common.printing.console import Console
 from services.common.processes import signals
 from services.common.users_files import make_folder, one_out
 from trainer.commands import completion
 from trainer.commands.options import NAMED, AsJson, ConfigFile, Overrides
 from trainer.commands.terminal import ending, for_people
 from trainer.commands.version import code_versions
-from trainer.commands.work.in_words import overall_in_words, run_in_words, scores_in_words, taught_in_words
+from trainer.commands.work.in_words import (
+    overall_in_words,
+    run_in_words,
+    scores_in_words,
+    taught_in_words,
+    unsearched_in_words,
+)
 from trainer.config.schema import Config, load_config
 from trainer.data import models
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
@@ -45,6 +52,11 @@ else:  # they need torch and Ray
     preflight = LazyModule("trainer.session.preflight")
     running = LazyModule("trainer.session.run")
     warming = LazyModule("trainer.commands.work.warm_start")
+
+
+def _say(text: str) -> None:
+    """Progress goes to standard error, with its commands as they can be typed here."""
+    typer.echo(typed(text), err=True)
 
 
 def train(
@@ -110,21 +122,24 @@ def warm_start(
     """Teach a model the search and answer tags, on demonstrations composed with the retriever. Then train
     from --out."""
     settings = load_config(config, overrides or [])
-    done = warming.run_warm_start(
-        settings,
-        out,
-        questions=questions,
-        epochs=epochs,
-        batch=batch,
-        lr=lr,
-        trajectories=trajectories,
-        say=lambda text: typer.echo(text, err=True),
-    )
+    try:
+        done = warming.run_warm_start(
+            settings,
+            out,
+            questions=questions,
+            epochs=epochs,
+            batch=batch,
+            lr=lr,
+            trajectories=trajectories,
+            say=_say,
+        )
+    except signals.Stopped as stopped:
+        kept = f"written to {out}" if out.exists() else f"no model was written to {out}"
+        raise stopped.with_advice(kept) from None
     typer.echo(ending(f"{taught_in_words(done)}\nwritten to {out}", done | {"out": str(out)}, as_json))
-    typer.echo(
+    _say(
         f"next: unspiral eval --config {config} model.path={out}; where its EM is near 1 already, training "
-        "has little to teach: take harder questions",
-        err=True,
+        "has little to teach: take harder questions"
     )
 
 
@@ -206,14 +221,19 @@ def evaluate(
         out.with_suffix(".answers.jsonl") if out else settings.run_dir / "eval" / ANSWERS_FILE
     )
     _make_room("--answers", answers)
-    scores = run_eval(
-        settings,
-        checkpoint=checkpoint,
-        data=data,
-        limit=limit,
-        answers=answers,
-        say=lambda text: typer.echo(text, err=True),
-    )
+    try:
+        scores = run_eval(
+            settings,
+            checkpoint=checkpoint,
+            data=data,
+            limit=limit,
+            answers=answers,
+            say=_say,
+        )
+    except signals.Stopped as stopped:
+        raise stopped.with_advice("no scores were written") from None
+    if hint := unsearched_in_words(scores, config):
+        _say(hint)
     typer.echo(f"answers written to {answers}", err=True)
     text = json.dumps(scores, indent=1)
     if out:
@@ -237,7 +257,7 @@ def _evaluate_suite(settings: Config, limit: int | None, **asked: Any) -> None:
             "eval: --limit takes the first rows of one file; with --suite give --limit-per-source"
         )
     options = suites.SuiteOptions(**asked)
-    result = suites.run_suite(settings, options, say=lambda text: typer.echo(text, err=True))
+    result = suites.run_suite(settings, options, say=_say)
     typer.echo(markdown(result), nl=False)
     typer.echo(f"written to {options.folder(settings)}")
 

@@ -48,7 +48,7 @@ from trainer.data import load_questions, models
 from trainer.learner.checkpoint import may_export_to
 from trainer.learner.group import LearnerGroup
 from trainer.rewards import normalize
-from trainer.session.preflight import check_one_sequence, check_prompts, check_retrievers
+from trainer.session.preflight import check_addresses, check_one_sequence, check_prompts, check_retrievers
 from trainer.session.ray_watch import leave_without_ray, ray_watched
 from trainer.session.startup import connect_ray, leave_ray, retriever_address
 from trainer.session.waits import told
@@ -283,6 +283,8 @@ def run_warm_start(
 
     async def run() -> dict[str, float]:
         async with signals.cancelled(say), AsyncExitStack() as stack:
+            if trajectories is None:
+                await asyncio.to_thread(check_addresses, config)
             connect_ray(say)
             stack.callback(leave_ray)
             stack.enter_context(ray_watched(leave_without_ray))

@@ -9,11 +9,12 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from services.common.counting import counted
+from services.common.printing.commands import typed
+from services.common.printing.console import Console
 from services.contracts import Trajectory
 from services.likelihood.monitor.alarms import Alarm, worst
 from trainer.loop.run import performance
@@ -122,15 +123,19 @@ class Progress:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """A line, as it is: paths and errors may hold brackets."""
+        """A line, as it is (paths and errors may hold brackets), but for the commands that it names."""
         self.console.print(
-            text, style="dim" if self._live else None, markup=False, highlight=False, soft_wrap=not self._live
+            typed(text),
+            style="dim" if self._live else None,
+            markup=False,
+            highlight=False,
+            soft_wrap=not self._live,
         )
 
     def warn(self, lines: Sequence[str]) -> None:
         """Lines between rules, for what a reader of a long log must not miss."""
         rule = "=" * RULE
-        for text in (rule, *lines, rule):
+        for text in (rule, *map(typed, lines), rule):
             self.console.print(text, style="bold yellow", markup=False, highlight=False, soft_wrap=True)
 
     def stage(self, name: str, step: int) -> None:

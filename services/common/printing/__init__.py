@@ -1,0 +1,1 @@
+"""What every command prints: the console, and commands as they can be typed here."""

@@ -1,0 +1,95 @@
+"""A path of the wrong kind: one line says what is there, and what was expected."""
+
+import pytest
+from command_line import run  # noqa: F401
+
+from services.common.errors import UserError
+from services.common.runs.paths import no_run_in
+from trainer.config.schema import parse_config
+from trainer.session.preflight import check_retrievers
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "contents": "a b"}\n')
+    (tmp_path / "faiss.index").write_bytes(b"IxFI" + bytes(60))
+    (tmp_path / "shots").mkdir()
+    (tmp_path / "shots" / "a.png").write_bytes(b"png")
+    return tmp_path
+
+
+A_CORPUS = (
+    "index corpus.jsonl: a file, and no index's folder; `unspiral index build --corpus corpus.jsonl --out "
+    "DIR` makes one of a corpus, and a configuration takes the corpus itself as retriever.corpus\n"
+)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("index", "search", "--index", "corpus.jsonl", "q"),
+        ("index", "info", "corpus.jsonl"),
+        ("serve", "retriever", "--index", "corpus.jsonl"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_a_corpus_given_as_an_index_is_told_where_it_goes(run, words):
+    assert run(*words) == (2, "", f"unspiral: {A_CORPUS}")
+
+
+def test_so_is_one_in_a_configuration():
+    base = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}}
+    with pytest.raises(UserError) as e:
+        check_retrievers(parse_config(base | {"retriever": {"index": "corpus.jsonl"}}))
+    assert f"{e.value}\n" == f"retriever.index: {A_CORPUS.removeprefix('index ')}"
+
+
+def test_a_faiss_file_is_called_one(run):
+    assert run("index", "info", "faiss.index")[2] == (
+        "unspiral: index faiss.index: a FAISS file; it is served beside its corpus, by `unspiral serve "
+        "retriever --index faiss.index --corpus FILE`\n"
+    )
+    assert run("serve", "retriever", "faiss.index")[2] == (
+        "unspiral: index faiss.index is a FAISS file: it needs --corpus_path, the JSONL file that it was "
+        "made from\n"
+    )
+
+
+def test_an_index_that_is_not_there_and_a_folder_that_is_none_are_told_apart(run):
+    build = "`unspiral index build --corpus FILE --out"
+    search = ("index", "search", "q", "--index")
+    assert run(*search, "nope")[2] == f"unspiral: index nope: no such folder; {build} nope` makes one\n"
+    assert run(*search, "shots")[2] == (
+        f"unspiral: index shots: no index: it has no meta.json; {build} DIR` makes one\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "shots"),
+        ("monitor", "replay", "shots"),
+        ("trace", "shots", "1"),
+        ("trajectories", "show", "shots"),
+        ("trajectories", "find", "shots", "a"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_a_folder_that_is_no_runs_is_called_so(run, place, words):
+    assert run(*words) == (2, "", f"unspiral: shots: {no_run_in(place / 'shots')}\n")
+    assert no_run_in(place / "shots") == (
+        f"no run's folder: {place}/shots has none of metrics.jsonl, events.jsonl, config.yaml; `unspiral "
+        "runs` lists those in runs/"
+    )
+
+
+def test_no_store_is_made_in_a_folder_that_is_not_there(run, place):
+    for store in ("nope/x.db", "sqlite:nope/x.db"):
+        assert run("serve", "likelihood", "--store", store, "--port", "0") == (
+            2,
+            "",
+            f"unspiral: --store {store}: no folder nope; expected a file in a folder that is there (the file "
+            "itself may be new), redis://HOST:PORT/DB, a run's folder, or latest\n",
+        )
+    assert not (place / "nope").exists()
