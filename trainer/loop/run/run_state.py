@@ -22,6 +22,8 @@ class RunState:
         self.config = config
         self.step = 0
         """The last step whose update is over."""
+        self.in_hand: int | None = None
+        """The step that is being made, from its first prompt to its record."""
         self.attempt = 0
         self.version = 0
         """Of the learner's weights: one more after each step and after a rollback, since the workers take no
@@ -46,6 +48,11 @@ class RunState:
         """The checkpoint from which this process went on."""
         self.base_step = 0
         """Step of that checkpoint."""
+
+    @property
+    def shown_step(self) -> int:
+        """The step that people read of what is being done: the one in hand, between two steps the last one."""
+        return self.step if self.in_hand is None else self.in_hand
 
     def held_out(self, step: int) -> dict[str, float]:
         """Held-out scores of the evaluation after a step (0: before the first), as metrics; empty where there
