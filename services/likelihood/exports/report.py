@@ -137,4 +137,9 @@ def _event(event: dict[str, Any]) -> dict[str, Any]:
             f"{k} {v}" for k, v in event.items() if k not in left_out and not isinstance(v, dict | list)
         )
     out = {"step": event.get("step"), "kind": kind, "text": str(text)}
-    return out | {"data": {"metrics": held_out(event)}} if kind == EVALUATION else out
+    if kind != EVALUATION:
+        return out
+    data = {"metrics": held_out(event)}
+    if isinstance(event.get("overall"), dict):  # with the number of questions, by which its noise is judged
+        data["overall"] = event["overall"]
+    return out | {"data": data}

@@ -10,6 +10,7 @@ from services.likelihood.monitor.actions import MonitorActions
 from services.likelihood.monitor.phases import PhaseMonitor
 from trainer.loop.run import performance, sources
 from trainer.loop.run.best import Best
+from trainer.loop.run.reward_course import course_of_run
 from trainer.loop.run.system import System
 
 
@@ -118,6 +119,10 @@ class RunState:
                 score = self.scores.get(f"{when}/{mode}")
                 if score and (when == "before" or score.get("step", self.step) == self.step):
                     out[f"em_{when}{suffix}"] = score["em"]
+                    if "n" in score:
+                        out["em_questions"] = score["n"]
+        if course := course_of_run(self.system.folder.metrics_path):
+            out["reward"] = course
         settings = self.config.trainer
         if (settings.keep_best or settings.patience) and self.best.score is not None:
             out["best"] = {"step": self.best.step, "score": self.best.score, "by": settings.best_by}
