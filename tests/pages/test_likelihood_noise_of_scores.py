@@ -17,7 +17,10 @@ from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 from trainer.commands.work.in_words import run_in_words
 from trainer.loop.run.reward_course import course_of_run
 
-in_chromium = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
+in_chromium = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
+]
 REWARDS = (0.217, 0.15, 0.117)
 CHANGE = "4 questions, {}0.250, 95 % interval {}0.32 to {}0.66"
 
@@ -77,7 +80,9 @@ def test_four_questions_say_nothing_of_learning_on_page_and_report(browser, url,
     assert not set("↑↓→") & set(said) and "up from" not in said
     page.close()
     report = browser.new_page()
-    report.goto(write_report([written(tmp_path / "few", REWARDS, (0.25, 0.5), 4)], tmp_path / "r.html").as_uri())
+    report.goto(
+        write_report([written(tmp_path / "few", REWARDS, (0.25, 0.5), 4)], tmp_path / "r.html").as_uri()
+    )
     assert report.locator(".answer.learning").inner_text() == said
     report.close()
 

@@ -55,7 +55,8 @@ def frozen(run: RunFiles, run_dir: Path) -> dict[str, Any]:
     """What the page needs to know of a run that lies in `run_dir`."""
     run.add_evaluations()
     columns, first = run.columns()
-    codes, alarms = run.replay()
+    monitor = run.monitor()
+    codes, alarms = run.replay(monitor)
     samples = report_samples(run_dir if run_dir.is_dir() else run_dir.parent, run.config, alarms)
     thinned = series.thinned(columns, first, POINTS)
     latest = run.metrics[-1] if run.metrics else {}
@@ -71,6 +72,7 @@ def frozen(run: RunFiles, run_dir: Path) -> dict[str, Any]:
         "series": thinned,
         "bands": found,
         "alarms": alarms,
+        "undecided": monitor.undecided(),
         "events": _events(run.events),
         "samples": samples,
         "sampled": [{"step": kept["step"], "trajectories": len(kept["trajectories"])} for kept in samples],

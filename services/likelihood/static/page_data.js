@@ -86,7 +86,7 @@
         this.ask(`${at}/events?kind=evaluation`), // all of them, however many other events have followed
       ]);
       events.unshift(...scores.filter(({ time }) => time < events[0]?.time));
-      return { ...summary, series, about, evaluations, headline, bands: phase.bands, phase: phase.phase, since: phase.since, alarms, events, sampled };
+      return { ...summary, series, about, evaluations, headline, bands: phase.bands, undecided: phase.undecided, phase: phase.phase, since: phase.since, alarms, events, sampled };
     }
     // The runs in the address, hidden ones too, else the one that was updated last.
     preselected(runs, wanted) {
@@ -143,7 +143,7 @@
       run.bands.push({ phase: event.phase, first: event.step, last: event.step });
       run.since = event.step;
     }
-    Object.assign(run, { phase: event.phase, last_step: event.step, steps: run.steps + 1, metrics: event.metrics, last_step_time: event.time });
+    Object.assign(run, { phase: event.phase, undecided: event.undecided ?? run.undecided, last_step: event.step, steps: run.steps + 1, metrics: event.metrics, last_step_time: event.time });
     return true;
   };
 

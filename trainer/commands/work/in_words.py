@@ -7,6 +7,7 @@ from typing import Any
 
 from services.common.counting import counted
 from services.common.shares import change_interval, is_clear
+from services.likelihood.monitor.detectors.table import READS
 
 _MODES = {"": "greedily", "_sampled": "sampled"}
 
@@ -19,6 +20,10 @@ def run_in_words(summary: Mapping[str, Any]) -> str:
         f"{counted(summary.get('steps', 0), 'step')} in {minutes}:{seconds:02}, "
         f"phase {summary.get('phase', 'unknown')}"
     ]
+    if waiting := len(summary.get("undecided", ())):
+        lines.append(
+            f"{waiting} of {len(READS)} detectors cannot judge the run yet: unspiral monitor replay says why"
+        )
     for suffix, how in _MODES.items():
         before = summary.get(f"em_before{suffix}")
         after = summary.get(f"em_after{suffix}")

@@ -52,7 +52,7 @@ class RunState:
 
     @property
     def shown_step(self) -> int:
-        """The step that people read of what is being done: the one in hand, between two steps the last one."""
+        """The step that people read of what is being done: the one in hand, between two the last one."""
         return self.step if self.in_hand is None else self.in_hand
 
     def held_out(self, step: int) -> dict[str, float]:
@@ -121,6 +121,8 @@ class RunState:
                     out[f"em_{when}{suffix}"] = score["em"]
                     if "n" in score:
                         out["em_questions"] = score["n"]
+        if undecided := self.monitor.undecided():
+            out["undecided"] = undecided
         if course := course_of_run(self.system.folder.metrics_path):
             out["reward"] = course
         settings = self.config.trainer

@@ -94,13 +94,18 @@
 
   const WORST = ["collapsed", "acceleration", "decay", "stagnation", "recovering", "healthy", "unknown"];
   const SURE = ["high", "medium", "low"];
+  // How many of the rules no alarm could come from yet.
+  const undecided = (run) => {
+    const count = Object.keys(run.undecided || {}).length;
+    return count ? ` ${count} of ${Object.keys(U.RULES).length} detectors cannot judge it yet.` : "";
+  };
   function sick(run) {
     const standing = run.alarms.filter((a) => a.cleared === null);
     standing.sort((a, b) => WORST.indexOf(a.phase) - WORST.indexOf(b.phase) || SURE.indexOf(a.confidence) - SURE.indexOf(b.confidence) || b.step - a.step);
     const lines = [node("p", { class: "big" }, U.chip(run.phase), node("span", { class: "muted" }, ` since step ${run.since ?? "–"}: ${U.PHASES[run.phase] || ""}`))];
     if (!standing.length) {
       const past = run.alarms.length ? `; ${run.alarms.length} ended` : "";
-      lines.push(node("p", { class: "muted" }, run.phase === "unknown" ? `No alarm stands${past}. That is no sign of health: likelihood and reward have not been seen long enough.` : `No alarm stands${past}.`), node("p", {}, U.promptsLink(run)));
+      lines.push(node("p", { class: "muted" }, run.phase === "unknown" ? `No alarm stands${past}. That is no sign of health: likelihood and reward have not been seen long enough.` : `No alarm stands${past}.`, undecided(run)), node("p", {}, U.promptsLink(run)));
       return lines;
     }
     const [worst] = standing;
