@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,8 @@ def page(data: dict[str, Any]) -> str:
         html = html.replace(after, f"{after}\n<script>{_static('curves/page_paper.js')}</script>")
     body = orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS).decode().replace("<", "\\u003c")
     policy = f'<meta http-equiv="Content-Security-Policy" content="{FROZEN_POLICY}">'
+    names = ", ".join(run["run"] for run in data["runs"])
+    html = html.replace("<title>Unspiral: likelihood</title>", f"<title>{escape(names)}: Unspiral</title>")
     return html.replace("<!--policy-->", policy).replace(
         "<!--data-->", f'<script type="application/json" id="frozen">{body}</script>'
     )
