@@ -75,7 +75,7 @@ def test_four_questions_say_nothing_of_learning_on_page_and_report(browser, url,
     said = card.inner_text()
     assert "no clear change held-out EM, greedy: 0.250 before training, 0.500 at step 3" in said
     assert CHANGE.format("+", "−", "+") in said
-    apart = "the score +0.250 (not a clear change), the mean reward −0.100 from step 1 to step 3."
+    apart = "the score +0.250 (not a clear change), the mean reward −0.100 between step 1 and step 3."
     assert apart in said
     assert not set("↑↓→") & set(said) and "up from" not in said
     page.close()
@@ -95,7 +95,7 @@ def test_an_arrow_stands_for_a_change_that_is_more_than_noise(browser, url):
     card.filter(has_text="↓ 0.900 → 0.200 held-out EM, greedy, before training to step 3").wait_for()
     said = card.inner_text()
     assert "100 questions, −0.700, 95 % interval −0.78 to −0.58" in said
-    assert "opposite ways: the score −0.700, the mean reward +0.200 from step 1 to step 3." in said
+    assert "opposite ways: the score −0.700, the mean reward +0.200 between step 1 and step 3." in said
     page.close()
 
 

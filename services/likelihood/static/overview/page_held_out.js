@@ -76,6 +76,6 @@
     if (!held || !shift || held.scores.length < 2 || held.change * shift.change >= 0) return null;
     if (direction.flat) return null; // the reward went no way at all
     const noisy = held.clear ? "" : " (not a clear change)";
-    return node("p", { class: "opposite" }, `Held-out score and reward went opposite ways: the score ${signed(held.change, 3)}${noisy}, the mean reward ${signed(shift.change, 3)} from ${shift.from} to ${shift.to}.`);
+    return node("p", { class: "opposite" }, `Held-out score and reward went opposite ways: the score ${signed(held.change, 3)}${noisy}, the mean reward ${signed(shift.change, 3)} between ${shift.from} and ${shift.to}.`);
   };
 })();
