@@ -205,7 +205,7 @@ def show(status: RunStatus) -> None:
     rewards = " ".join("-" if r is None else f"{r:.3f}" for r in status.rewards)
     lines = {
         "run": f"{status.run}, attempt {status.attempt}: {status.state}",
-        "step": f"{status.step} of {status.steps}" + (f" ({status.stage})" if status.stage else ""),
+        "steps done": f"{status.step} of {status.steps}" + (f" ({status.stage})" if status.stage else ""),
         "phase": status.phase,
         "policy version": str(status.version),
         "reward": rewards,

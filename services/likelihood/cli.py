@@ -186,8 +186,8 @@ def replay(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
-    """Run the phase monitor over a recorded run: its phases, the alarms it would have raised, and the metrics
-    that it judged by."""
+    """Run the phase monitor over a recorded run: its phases, the alarms it would have raised, the metrics
+    that it judged by, and the rules that cannot judge it yet."""
     run = read_run(metrics)
     if not run.metrics:
         raise UserError(f"{metrics}: {NO_STEPS}, so there is nothing to replay")
@@ -204,6 +204,7 @@ def replay(
     monitor = run.monitor(read_rules(rules) if rules else None)
     codes, alarms = run.replay(monitor)
     doubted = doubts(run.metrics, monitor, judged_by)
+    undecided = monitor.undecided()
     found = series.bands(codes, run.metrics[0]["step"], list(PHASES))
     if as_json:
         body = {
@@ -215,6 +216,7 @@ def replay(
             "judged_by": judged_by,
             "missing": missing,
             "doubts": doubted,
+            "undecided": undecided,
         }
         typer.echo(orjson.dumps(body, option=orjson.OPT_INDENT_2))
         return
@@ -227,6 +229,10 @@ def replay(
         typer.echo(f"  in doubt ({why}): {', '.join(n for n, said in doubted.items() if said == why)}")
     if missing:
         typer.echo(f"  missing: {', '.join(missing)}")
+    for why in dict.fromkeys(undecided.values()):
+        typer.echo(
+            f"  cannot judge yet ({why}): {', '.join(r for r, said in undecided.items() if said == why)}"
+        )
 
 
 def _in_words(run: RunFiles, phases: list[dict[str, Any]], alarms: list[dict[str, Any]]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from services.common.errors import EnvironmentLacks, UserError
 from services.likelihood.evaluations import HeldOut, held_out_of, shown_scores
 from services.likelihood.exports.mirrors import Mirroring
-from services.likelihood.monitor.alarms import PHASES
+from services.likelihood.monitor.alarms import PHASES, Rule
 from services.likelihood.monitor.phases import PhaseMonitor, PhaseState
 from services.likelihood.records import (
     MAX_METRICS,
@@ -94,8 +94,8 @@ class LikelihoodService:
             seen = self._observe(run, record.step)
         if seen is None:  # another service has already given the step to a higher attempt
             return receipt
-        stored, state = seen
-        self.publish(run, "step", {**stored.model_dump(), "phase": state.phase})
+        stored, state, undecided = seen
+        self.publish(run, "step", {**stored.model_dump(), "phase": state.phase, "undecided": undecided})
         if self.mirroring:
             held_out = held_out_of(self.store, self.store.info(run))
             metrics = held_out.line(stored.step, stored.metrics)
@@ -153,6 +153,14 @@ class LikelihoodService:
             "since": now["first"],
             "bands": found,
         }
+
+    def judged(self, run: str) -> dict[str, Any]:
+        """The phase, and which rules cannot judge the run yet."""
+        monitor = PhaseMonitor(self.rules)
+        kept = self.store.load_monitor(run, MAX_STEP + 1)
+        if kept:
+            monitor.load_state_dict(kept[1])
+        return self.phase(run) | {"undecided": monitor.undecided() if kept else {}}
 
     def series(
         self, run: str, names: list[str] | None, first: int | None, last: int | None, points: int
@@ -236,11 +244,11 @@ class LikelihoodService:
 
     # ---- the monitor
 
-    def _observe(self, run: str, step: int) -> tuple[StoredStep, PhaseState] | None:
+    def _observe(self, run: str, step: int) -> tuple[StoredStep, PhaseState, dict[Rule, str]] | None:
         """Bring the monitor up to what is stored; after a post for an earlier step, replay from the newest
         kept state below it.
 
-        Returns the newest step and what the monitor says after it."""
+        Returns the newest step, what the monitor says after it, and what it cannot judge yet."""
         watch = self._watches.get(run)
         if watch is None or step < watch.last:
             watch, first = self._restored(run, step)
@@ -272,7 +280,7 @@ class LikelihoodService:
             return None
         _remember(self._watches, run, watch, self._guard)
         self.store.save_monitor(run, watch.last, watch.monitor.state_dict(), watch.alarms, phases)
-        return stored, state
+        return stored, state, watch.monitor.undecided()
 
     def _restored(self, run: str, before: int) -> tuple[RunWatch, int]:
         """The monitor as it was kept below a step, and the first step that it has not seen."""

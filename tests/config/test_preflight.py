@@ -191,7 +191,7 @@ def test_on_a_terminal_there_is_a_live_table():
     out = io.StringIO()
     with Progress(10, Console(file=out, width=160, force_terminal=True)) as progress:
         progress.step({"step": 3, "reward/mean": 0.5, "phase": "decay", "time/step": 60.0}, [])
-    assert "step 3 of 10, 7m00s left" in out.getvalue()
+    assert "3 of 10 steps done, 7m00s left" in out.getvalue()
     assert "decay" in out.getvalue()
 
 

@@ -63,7 +63,7 @@ class View(NamedTuple):
 
 
 def copied(run: Path, http: httpx.Client) -> None:
-    """Post a run's steps and trajectories, and what it says of itself."""
+    """Post a run's steps, trajectories and events, and what it says of itself."""
     store = open_store(str(run / "likelihood.db"))
     name = run.name
     for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
@@ -76,6 +76,9 @@ def copied(run: Path, http: httpx.Client) -> None:
         if made:
             body = {"attempt": metrics.get("attempt", 0), "trajectories": made}
             http.post(f"/v1/runs/{name}/steps/{step}/samples", json=body).raise_for_status()
+    for event in store.events(name, 10_000):
+        body = {k: event[k] for k in ("step", "kind", "text", "data")}
+        http.post(f"/v1/runs/{name}/events", json=body).raise_for_status()
     about = {k: v for k, v in store.about(name).items() if k != "control" and v is not None}
     http.post(f"/v1/runs/{name}/about", json=about).raise_for_status()
     store.close()
@@ -218,7 +221,7 @@ def of_report(browser: Browser, run: Path, out: Path) -> None:
     """The first screens of a run's report."""
     with tempfile.TemporaryDirectory() as folder:
         report = write_report([run], Path(folder) / "report.html")
-        page = browser.new_page(viewport={"width": 1280, "height": 1180}, color_scheme="light")
+        page = browser.new_page(viewport={"width": 1280, "height": 1260}, color_scheme="light")
         page.goto(report.as_uri())
         page.wait_for_selector("figure:not([hidden]) canvas")
         page.wait_for_timeout(500)

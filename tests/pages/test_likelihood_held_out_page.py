@@ -39,13 +39,17 @@ def test_each_score_is_on_the_open_page_when_it_is_made(browser, run):
     learning = page.locator(".answer.learning")
     learning.filter(has_text="No held-out score was posted").wait_for()
     evaluated(run, 0, "before", 0.0)
-    learning.filter(has_text="0 held-out EM, greedy, before training, the only score so far").wait_for()
+    only = "0 held-out EM, greedy, before training, the only score so far "
+    only += "(200 questions, 95 % interval 0.00 to 0.02)"
+    learning.filter(has_text=only).wait_for()
     step(run, 1, **{GREEDY: 0.0})
     page.locator("#runs tbody tr", has_text="0.500").wait_for()
-    learning.filter(has_text="0 held-out EM, greedy, before training, the only score so far").wait_for()
+    learning.filter(has_text=only).wait_for()
     step(run, 2)
     evaluated(run, 2, "after", 0.97)
-    learning.filter(has_text="0 → 0.970 held-out EM, greedy, before training to step 2").wait_for()
+    rose = "0 → 0.970 held-out EM, greedy, before training to step 2 "
+    rose += "(200 questions, +0.970, 95 % interval +0.93 to +0.99)"
+    learning.filter(has_text=rose).wait_for()
     assert learning.locator("strong").first.inner_text() == "0 → 0.970", "what is known comes first"
     assert "too few steps for a direction" in learning.inner_text()
     for number in range(3, 23):

@@ -75,7 +75,7 @@ def test_the_live_page_updates_shows_phases_and_alarms_and_overlays_runs(tmp_pat
     stands.click()
     expect(page.locator("figure.pointed")).to_have_count(0)
     expect(page.locator("#alarms details[open]", has_text="likelihood").first).to_be_attached()
-    expect(page.locator("#lane-key")).to_contain_text("not recorded: ")
+    expect(page.locator("#undecided-lanes")).to_contain_text("no rollout/length recorded: length")
     bar = page.locator("#timeline .bar").first
     expect(bar).to_have_attribute("aria-label", re.compile("decay.*collapsed"))
     lag = page.locator("figure", has_text="Lag probe").first

@@ -206,7 +206,7 @@ def test_a_run_that_has_not_made_a_step_yet_has_a_report(tmp_path):
     (event,) = run["events"]
     assert event["text"] == ", greedy: EM 0.250, n 200"
     assert (event["step"], event["kind"]) == (0, "evaluation")
-    assert event["data"] == {"metrics": {"eval/em_greedy": 0.25}}
+    assert event["data"] == {"metrics": {"eval/em_greedy": 0.25}, "overall": {"em": 0.25, "n": 200}}
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,9 @@ def test_the_service_of_a_run_shows_its_evaluations_behind_the_same_token(tmp_pa
         listed = asked.get("/runs/my-run/evaluations")
         assert listed.status_code == 200 and 'href="evaluations/search7-rag"' in listed.text
         shown = asked.get("/runs/my-run/evaluations/search7-rag")
-        assert shown.text == (run / "eval" / "search7-rag" / "table.html").read_text()
+        back = '<p><a href="/runs/my-run/evaluations">← evaluations of my-run</a></p>'
+        assert shown.text.replace(back, "") == (run / "eval" / "search7-rag" / "table.html").read_text()
+        assert shown.text.count(back) == 1
         assert "default-src 'none'" in shown.headers["Content-Security-Policy"]
         assert "None is in the run's folder" in asked.get("/runs/other/evaluations").text
         for missing in ("none", "..", "secret.html", "..%2Fsearch7-rag"):

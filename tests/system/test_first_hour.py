@@ -125,7 +125,8 @@ def test_results_are_words_on_a_terminal_and_json_in_a_pipe(monkeypatch):
     summary = {"steps": 12, "phase": "healthy", "seconds": 182.4, "em_before": 0.125, "em_after": 0.5}
     assert run_in_words(summary) == (
         "12 steps in 3:02, phase healthy\n"
-        "exact match on held-out questions, greedily: 0.125 before, 0.500 after"
+        "exact match on held-out questions, greedily: 0.125 before, 0.500 after "
+        "(the number of questions is not known)"
     )
     scores = {
         "overall": {"em": 0.5, "f1": 0.6, "n": 1200},

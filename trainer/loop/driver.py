@@ -106,7 +106,11 @@ class Driver(RunState):
             if self.out_of_time(began) or self.out_of_patience():
                 return
             with self.stop.step_in_hand():
-                action = await self.one_step(self.step + 1)
+                self.in_hand = self.step + 1
+                try:
+                    action = await self.one_step(self.in_hand)
+                finally:
+                    self.in_hand = None
                 await self.after_step(action)
 
     async def one_step(self, step: int) -> MonitorAction | None:

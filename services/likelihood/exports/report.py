@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ def frozen(run: RunFiles, run_dir: Path) -> dict[str, Any]:
     """What the page needs to know of a run that lies in `run_dir`."""
     run.add_evaluations()
     columns, first = run.columns()
-    codes, alarms = run.replay()
+    monitor = run.monitor()
+    codes, alarms = run.replay(monitor)
     samples = report_samples(run_dir if run_dir.is_dir() else run_dir.parent, run.config, alarms)
     thinned = series.thinned(columns, first, POINTS)
     latest = run.metrics[-1] if run.metrics else {}
@@ -71,6 +73,7 @@ def frozen(run: RunFiles, run_dir: Path) -> dict[str, Any]:
         "series": thinned,
         "bands": found,
         "alarms": alarms,
+        "undecided": monitor.undecided(),
         "events": _events(run.events),
         "samples": samples,
         "sampled": [{"step": kept["step"], "trajectories": len(kept["trajectories"])} for kept in samples],
@@ -94,6 +97,8 @@ def page(data: dict[str, Any]) -> str:
         html = html.replace(after, f"{after}\n<script>{_static('curves/page_paper.js')}</script>")
     body = orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS).decode().replace("<", "\\u003c")
     policy = f'<meta http-equiv="Content-Security-Policy" content="{FROZEN_POLICY}">'
+    names = ", ".join(run["run"] for run in data["runs"])
+    html = html.replace("<title>Unspiral: likelihood</title>", f"<title>{escape(names)}: Unspiral</title>")
     return html.replace("<!--policy-->", policy).replace(
         "<!--data-->", f'<script type="application/json" id="frozen">{body}</script>'
     )
@@ -137,4 +142,9 @@ def _event(event: dict[str, Any]) -> dict[str, Any]:
             f"{k} {v}" for k, v in event.items() if k not in left_out and not isinstance(v, dict | list)
         )
     out = {"step": event.get("step"), "kind": kind, "text": str(text)}
-    return out | {"data": {"metrics": held_out(event)}} if kind == EVALUATION else out
+    if kind != EVALUATION:
+        return out
+    data = {"metrics": held_out(event)}
+    if isinstance(event.get("overall"), dict):  # with the number of questions, by which its noise is judged
+        data["overall"] = event["overall"]
+    return out | {"data": data}

@@ -19,12 +19,14 @@ from services.likelihood.monitor.detectors.learning.acceleration import Accelera
 from services.likelihood.monitor.detectors.learning.collapse import Collapse
 from services.likelihood.monitor.detectors.learning.likelihood import Likelihood
 from services.likelihood.monitor.detectors.learning.nonfinite import Nonfinite
-from services.likelihood.monitor.detectors.table import INDEPENDENT
+from services.likelihood.monitor.detectors.table import INDEPENDENT, READS
 from services.likelihood.monitor.earlier_state import upgraded
 from services.likelihood.monitor.readings import Readings
 from services.likelihood.monitor.signs import Signs
 from services.likelihood.monitor.watch import number
 from services.settings import MonitorRules
+
+READ = {name for names in READS.values() for name in names}
 
 
 @dataclass
@@ -75,6 +77,8 @@ class PhaseMonitor:
         self.fast = 0
         """Steps for which a fall still counts as fast."""
         self.open: dict[Rule, Alarm] = {}
+        self.counts: dict[str, int] = {}
+        """Values so far of each metric that a rule reads."""
 
     def update(self, metrics: Mapping[str, Any]) -> PhaseState:
         """metrics: the step's, by the names of docs/monitor.md, with `step`; without it steps are counted.
@@ -85,6 +89,8 @@ class PhaseMonitor:
             self.signs.again()
         self.step = step
         metrics = self.readings.possible(metrics)
+        for name in READ & metrics.keys():
+            self.counts[name] = self.counts.get(name, 0) + (number(metrics[name]) is not None)
         self.signs.update(step, metrics, in_trouble=self.phase in TROUBLE)
         standing = {rule: d.update(step, metrics) for rule, d in self.independent.items()}
         phase = self._next_phase()
@@ -100,6 +106,14 @@ class PhaseMonitor:
         if any(alarm.rule == "likelihood" for alarm in cleared):
             self.signs.settle(step)
         return PhaseState(step, self.phase, self.since, raised, cleared, list(self.open.values()))
+
+    def undecided(self) -> dict[Rule, str]:
+        """The rules that cannot judge the run yet, each with the reason: they have seen no sign, and could
+        not have seen one."""
+        if self.step >= 0 and not self.counts:  # the state of an earlier version, which did not count
+            return {}
+        found = {rule: detector.undecided(self.counts) for rule, detector in self.detectors.items()}
+        return {rule: why for rule, why in found.items() if why}
 
     def _step_of(self, metrics: Mapping[str, Any]) -> int:
         step = metrics.get("step")
@@ -159,6 +173,7 @@ class PhaseMonitor:
             "signs": self.signs.state_dict(),
             "detectors": {rule: d.state_dict() for rule, d in self.detectors.items()},
             "open": list(self.open),
+            "counts": dict(self.counts),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -175,4 +190,5 @@ class PhaseMonitor:
         if "seen" not in state["signs"]:  # earlier versions
             self.signs.take_up(self.step, self.collapse.window.values)
         standing = {rule: self.detectors[rule].alarm for rule in state["open"]}
+        self.counts = dict(state.get("counts", {}))  # earlier versions did not count
         self.open = {rule: alarm for rule, alarm in standing.items() if alarm is not None}

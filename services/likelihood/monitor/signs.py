@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from services.common.counting import counted
 from services.likelihood.monitor.readings import Freshness
 from services.likelihood.monitor.watch import Peak, Watch, Window, number
 from services.settings import MonitorRules
@@ -70,6 +71,20 @@ class Signs:
         window each, with two different values at least."""
         of_likelihood = any(self.seen[name].earned for name in ("lag", "fixed", "share"))
         return of_likelihood and self.seen["reward"].earned
+
+    def waits_for(self) -> str | None:
+        """Why no sign of likelihood has been seen for long enough to be judged; None where one has."""
+        names = {"lag": "probe/lag", "fixed": "probe/fixed", "share": "displacement/share_negative"}
+        if any(self.seen[key].earned for key in names):
+            return None
+        known = {key: self.seen[key] for key in names if self.seen[key].count}
+        if not known:
+            return f"no value of {' or '.join(names.values())} that says something"
+        # The one that is nearest.
+        key, sign = min(known.items(), key=lambda one: one[1].needed - one[1].count)
+        if sign.count < sign.needed:
+            return f"{counted(sign.count, 'value')} of {names[key]}, and {sign.needed} are needed"
+        return f"{names[key]} says nothing new" + ("" if sign.last is None else f" since step {sign.last}")
 
     @property
     def falling(self) -> bool:

@@ -48,6 +48,8 @@ class Phase(Answer):
     phase: str
     since: int
     bands: list[Band]
+    undecided: dict[str, str]
+    """The rules that cannot judge the run yet, each with the reason."""
 
 
 class Summary(RunInfo):

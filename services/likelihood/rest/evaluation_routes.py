@@ -69,16 +69,20 @@ def add_evaluation_routes(app: FastAPI, folder: Path | None) -> None:
         back = f"/#runs={quote(quote(run))}"
         none = "<p>None is in the run's folder. <code>unspiral eval --suite search7</code> makes one.</p>"
         text = (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Evaluations</title>'
+            '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Evaluations of '
+            f"{html.escape(run)}: Unspiral</title>"
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             "<style>:root { color-scheme: light dark }"
             "body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem; overflow-wrap: anywhere }"
-            f'</style></head><body><p><a href="{back}">Unspiral</a></p>'
+            f'</style></head><body><p><a href="{back}">← run {html.escape(run)}</a></p>'
             f"<h1>Evaluations of {html.escape(run)}</h1>"
             f"{f'<ul>{links}</ul>' if names else none}</body></html>"
         )
         return HTMLResponse(text, headers=HEADERS)
 
     @app.get("/runs/{run}/evaluations/{name}", response_class=HTMLResponse, include_in_schema=False)
-    def evaluation(run: Run, name: Name) -> FileResponse:
-        return FileResponse(page_of(run, name), headers=HEADERS, media_type="text/html")
+    def evaluation(run: Run, name: Name) -> HTMLResponse:
+        text = page_of(run, name).read_text(encoding="utf-8")
+        # The file stands alone elsewhere; here it has a way back.
+        back = f'<p><a href="/runs/{quote(run)}/evaluations">← evaluations of {html.escape(run)}</a></p>'
+        return HTMLResponse(text.replace("<body>", f"<body>{back}", 1), headers=HEADERS)

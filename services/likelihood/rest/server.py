@@ -214,8 +214,9 @@ def create_app(
 
     @app.get("/v1/runs/{run}/phase", response_model=Phase, responses=OF_A_RUN)
     def phase(run: Run) -> Any:
-        """The phase now, since when, and the bands of phases so far."""
-        return service.phase(run)
+        """The phase now, since when, the bands of phases so far, and the rules that cannot judge the run
+        yet."""
+        return service.judged(run)
 
     @app.get("/v1/runs/{run}/alarms", response_model=list[Alarm], responses=OF_A_RUN)
     def alarms(run: Run) -> Any:

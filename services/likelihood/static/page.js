@@ -10,6 +10,7 @@
   const app = {
     list: [],
     wanted: [], // the names of the chosen runs
+    missing: [], // those that the address names and that are not here
     loaded: [], // these runs, as they are
     selected: [], // as they are drawn: differences, where a run is taken from the others
     window: null,
@@ -40,7 +41,7 @@
       U.startOthers(this);
       U.startSamples();
       await this.readRuns();
-      await this.select(source.preselected(this.list, this.view.runs));
+      await this.select(source.preselected(this.list, this.view.runs), this.absent(this.view.runs));
       const longest = Math.max(0, ...this.selected.map((r) => r.series.step.length));
       if (longest && longest < 40 && this.view.smooth === null) {
         $("smooth").value = "1";
@@ -56,7 +57,13 @@
       U.drawRuns(this.list, this.loaded);
     },
 
-    async select(names) {
+    absent(names) {
+      return names.filter((name) => !this.list.some((r) => r.run === name));
+    },
+
+    // missing: names that were asked for beside these. Whoever chooses in the list has seen that they are not here.
+    async select(names, missing = []) {
+      this.missing = missing;
       const wanted = (this.wanted = names.slice(0, MOST_RUNS));
       const turn = (this.turn = (this.turn || 0) + 1);
       let loaded;
@@ -69,11 +76,20 @@
       this.loaded = loaded.filter(Boolean);
       this.paint();
       this.remember();
+      this.entitle();
       this.draw();
     },
 
     remember() {
-      U.writeAddress(this.loaded.map((r) => r.run), this.view, this.window);
+      U.writeAddress([...this.loaded.map((r) => r.run), ...this.missing], this.view, this.window);
+    },
+
+    // Windows and bookmarks are told apart by the title.
+    entitle() {
+      const names = this.loaded.map(U.titleOf);
+      document.title = names.length ? `${names.slice(0, 3).join(", ")}${names.length > 3 ? ` and ${names.length - 3} more` : ""}: Unspiral` : "Unspiral: likelihood";
+      $("no-such-run").hidden = !this.missing.length;
+      $("no-such-run").textContent = this.missing.length ? `No run ${this.missing.join(", ")} ${source.live ? "in this store" : "in this report"}.${names.length ? "" : " Choose one below."}` : "";
     },
 
     // Draw the other runs as their difference to one; null draws all as they are.
@@ -217,8 +233,9 @@
         this.rereading = null;
         try {
           await this.readRuns();
-          const names = this.wanted.filter((n) => this.list.some((r) => r.run === n));
-          await this.select(names.length ? names : source.preselected(this.list, []));
+          const names = [...this.wanted, ...this.missing].filter((n) => this.list.some((r) => r.run === n));
+          const missing = this.absent(this.missing); // such a run may have been made meanwhile
+          await this.select(names.length || missing.length ? names : source.preselected(this.list, []), missing);
         } catch {
           status(true);
         }
@@ -323,6 +340,6 @@
   $("tabs").prepend($("tab-of-curves"));
   app.start().catch((error) => {
     $("status").className = "status lost";
-    $("status").textContent = `the service did not answer (${error.message})`;
+    $("status").textContent = U.refused(error);
   });
 })();

@@ -63,7 +63,8 @@
         location.href = "/login";
       }
       if (!answer.ok) {
-        throw new Error(`${path}: ${answer.status}`);
+        const { detail } = await answer.json().catch(() => ({}));
+        throw Object.assign(new Error(`${path}: ${answer.status}`), { status: answer.status, detail });
       }
       return answer.json();
     }
@@ -86,12 +87,12 @@
         this.ask(`${at}/events?kind=evaluation`), // all of them, however many other events have followed
       ]);
       events.unshift(...scores.filter(({ time }) => time < events[0]?.time));
-      return { ...summary, series, about, evaluations, headline, bands: phase.bands, phase: phase.phase, since: phase.since, alarms, events, sampled };
+      return { ...summary, series, about, evaluations, headline, bands: phase.bands, undecided: phase.undecided, phase: phase.phase, since: phase.since, alarms, events, sampled };
     }
-    // The runs in the address, hidden ones too, else the one that was updated last.
+    // The runs in the address, hidden ones too; where it names none, the one that was updated last.
     preselected(runs, wanted) {
       const names = wanted.filter((n) => runs.some((r) => r.run === n));
-      return names.length ? names : runs.filter((r) => !r.hidden).slice(0, 1).map((r) => r.run);
+      return wanted.length ? names : runs.filter((r) => !r.hidden).slice(0, 1).map((r) => r.run);
     }
     // A curve as finely as the service gives it.
     curve(run, name, range) {
@@ -143,9 +144,12 @@
       run.bands.push({ phase: event.phase, first: event.step, last: event.step });
       run.since = event.step;
     }
-    Object.assign(run, { phase: event.phase, last_step: event.step, steps: run.steps + 1, metrics: event.metrics, last_step_time: event.time });
+    Object.assign(run, { phase: event.phase, undecided: event.undecided ?? run.undecided, last_step: event.step, steps: run.steps + 1, metrics: event.metrics, last_step_time: event.time });
     return true;
   };
+
+  // What went wrong with a request: what the service said, or that it said nothing.
+  U.refused = (error) => (error.status ? (typeof error.detail === "string" ? error.detail : `the service refused (${error.message})`) : `the service did not answer (${error.message})`);
 
   U.number = (v) => {
     if (v === null || v === undefined || Number.isNaN(v)) return "–";

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.common.counting import counted
+from services.common.shares import change_interval, is_clear
+from services.likelihood.monitor.detectors.table import READS
 
 FEW_ANSWERED = 0.5
 """Below this share of complete answers a model does not write the tags."""
@@ -13,18 +15,56 @@ _MODES = {"": "greedily", "_sampled": "sampled"}
 
 
 def run_in_words(summary: Mapping[str, Any]) -> str:
-    """The summary of a run: steps, time, phase, and the held-out scores that it has."""
+    """The summary of a run: steps, time, phase, the held-out scores that it has with what their noise allows
+    to say, and what the reward did."""
     minutes, seconds = divmod(round(summary.get("seconds") or 0), 60)
     lines = [
         f"{counted(summary.get('steps', 0), 'step')} in {minutes}:{seconds:02}, "
         f"phase {summary.get('phase', 'unknown')}"
     ]
+    if waiting := len(summary.get("undecided", ())):
+        lines.append(
+            f"{waiting} of {len(READS)} detectors cannot judge the run yet: unspiral monitor replay says why"
+        )
     for suffix, how in _MODES.items():
         before = summary.get(f"em_before{suffix}")
         after = summary.get(f"em_after{suffix}")
         if before is not None and after is not None:
-            lines.append(f"exact match on held-out questions, {how}: {before:.3f} before, {after:.3f} after")
+            change = change_in_words(before, after, summary.get("em_questions"))
+            lines.append(
+                f"exact match on held-out questions, {how}: {before:.3f} before, {after:.3f} after ({change})"
+            )
+    if reward := summary.get("reward"):
+        lines.append(f"reward in training: {_mean(reward['first'])}, {_mean(reward['last'])}")
+        if apart := _opposite(summary, reward):
+            lines.append(apart)
     return "\n".join(lines)
+
+
+def change_in_words(before: float, after: float, n: int | None) -> str:
+    """How far a change of a held-out score can be trusted. n: its questions, None where nobody kept it."""
+    if not n:
+        return "the number of questions is not known"
+    low, high = interval = change_interval(before, after, n)
+    clear = "" if is_clear(interval) else ": no clear change"
+    return f"{counted(n, 'question')}, {after - before:+.3f}, 95 % interval {low:+.2f} to {high:+.2f}{clear}"
+
+
+def _mean(part: Mapping[str, Any]) -> str:
+    first, last = part["steps"]
+    return f"{part['mean']:.3f} at " + (f"step {last}" if first == last else f"steps {first} to {last}")
+
+
+def _opposite(summary: Mapping[str, Any], reward: Mapping[str, Any]) -> str | None:
+    """A line where the first held-out score that the run has and its reward went opposite ways."""
+    suffix = next((s for s in _MODES if summary.get(f"em_before{s}") is not None), None)
+    if suffix is None or summary.get(f"em_after{suffix}") is None:
+        return None
+    score = summary[f"em_after{suffix}"] - summary[f"em_before{suffix}"]
+    paid = reward["last"]["mean"] - reward["first"]["mean"]
+    if score * paid >= 0:
+        return None
+    return f"held-out score and reward went opposite ways: {score:+.3f} and {paid:+.3f}"
 
 
 def scores_in_words(scores: Mapping[str, Any]) -> str:

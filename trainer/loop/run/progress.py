@@ -206,7 +206,7 @@ class Progress:
             f", {counted(self._done, 'trajectory', 'trajectories')}" if self._done else ""
         )
         table = Table(
-            title=f"step {done} of {self.total}{left}",
+            title=f"{done} of {self.total} steps done{left}",
             caption=caption,
             title_justify="left",
             caption_justify="left",

@@ -10,6 +10,7 @@ from services.likelihood.monitor.actions import MonitorActions
 from services.likelihood.monitor.phases import PhaseMonitor
 from trainer.loop.run import performance, sources
 from trainer.loop.run.best import Best
+from trainer.loop.run.reward_course import course_of_run
 from trainer.loop.run.system import System
 
 
@@ -22,6 +23,8 @@ class RunState:
         self.config = config
         self.step = 0
         """The last step whose update is over."""
+        self.in_hand: int | None = None
+        """The step that is being made, from its first prompt to its record."""
         self.attempt = 0
         self.version = 0
         """Of the learner's weights: one more after each step and after a rollback, since the workers take no
@@ -46,6 +49,11 @@ class RunState:
         """The checkpoint from which this process went on."""
         self.base_step = 0
         """Step of that checkpoint."""
+
+    @property
+    def shown_step(self) -> int:
+        """The step that people read of what is being done: the one in hand, between two the last one."""
+        return self.step if self.in_hand is None else self.in_hand
 
     def held_out(self, step: int) -> dict[str, float]:
         """Held-out scores of the evaluation after a step (0: before the first), as metrics; empty where there
@@ -111,6 +119,12 @@ class RunState:
                 score = self.scores.get(f"{when}/{mode}")
                 if score and (when == "before" or score.get("step", self.step) == self.step):
                     out[f"em_{when}{suffix}"] = score["em"]
+                    if "n" in score:
+                        out["em_questions"] = score["n"]
+        if undecided := self.monitor.undecided():
+            out["undecided"] = undecided
+        if course := course_of_run(self.system.folder.metrics_path):
+            out["reward"] = course
         settings = self.config.trainer
         if (settings.keep_best or settings.patience) and self.best.score is not None:
             out["best"] = {"step": self.best.step, "score": self.best.score, "by": settings.best_by}

@@ -29,7 +29,7 @@ class LearnerCalls:
     async def __call__(self, call: Callable[..., T], *arguments: Any, **options: Any) -> tuple[T, float]:
         """A learner's call in a thread, so that rollouts go on. Returns its result and its seconds."""
         self.doing = call.__name__.replace("_", " ")
-        self.progress.stage(self.doing, self.state.step)
+        self.progress.stage(self.doing, self.state.shown_step)
         began = time.monotonic()
         try:
             with self.clock.measure(f"learner: {self.doing}"):

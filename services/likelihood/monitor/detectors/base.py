@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
+from services.common.counting import counted
 from services.likelihood.monitor.alarms import CONFIDENCES, Alarm, Confidence, Rule
 from services.likelihood.monitor.watch import Baseline, Watch, Window, number
 from services.settings import MonitorRules
@@ -29,6 +30,8 @@ class Detector(Protocol):
     rule: ClassVar[Rule]
     reads: ClassVar[tuple[str, ...]]
     """Names of the metrics that it judges by (docs/monitor.md)."""
+    needs: ClassVar[tuple[str, ...]]
+    """Those of which it must have seen one at least to say anything; empty: any that it reads."""
     advice: ClassVar[str]
     """What to do; `{since}` becomes the first step at which the sign was seen."""
     alarm: Alarm | None
@@ -49,11 +52,26 @@ class Rising(ABC):
 
     rule: ClassVar[Rule]
     reads: ClassVar[tuple[str, ...]]
+    needs: ClassVar[tuple[str, ...]] = ()
     advice: ClassVar[str]
 
     def __init__(self, rules: MonitorRules):
         self.rules = rules
         self.alarm: Alarm | None = None
+
+    def undecided(self, counts: Mapping[str, int]) -> str | None:
+        """Why the rule cannot judge the run yet; None once it can, and while its alarm stands. counts: values
+        that there were of each metric."""
+        if self.alarm is not None:
+            return None
+        wanted = self.needs or self.reads
+        if not any(counts.get(name) for name in wanted):
+            return f"no {' or '.join(wanted)} recorded"
+        return self.waits_for(counts)
+
+    def waits_for(self, counts: Mapping[str, int]) -> str | None:
+        """The same, of a rule that has seen what it needs; None: one value is enough."""
+        return None
 
     def update(self, step: int, metrics: Metrics) -> Alarm | None:
         self.read(step, metrics)
@@ -213,9 +231,9 @@ class Channel:
 
     def doubt(self) -> str | None:
         """Why the metric's values could not be judged; None where they were."""
-        counted = self.baseline.warmup + self.baseline.window.size
+        needed = self.baseline.warmup + self.baseline.window.size
         if not self.baseline.ready:
-            return f"{self.baseline.seen} values, and its usual level takes {counted}"
+            return f"{counted(self.baseline.seen, 'value')}, and its usual level takes {needed}"
         if not self._levels():
             return f"the rule says nothing where it is usually {self.baseline.median:.3g}"
         if not self.watch.window.full:
@@ -251,6 +269,10 @@ class FromBaseline(Rising):
     def read(self, step: int, metrics: Metrics) -> None:
         for channel in self.channels:
             channel.update(step, number(metrics.get(channel.metric)))
+
+    def waits_for(self, counts: Mapping[str, int]) -> str | None:
+        doubts = [channel.doubt() for channel in self.channels if channel.baseline.seen]
+        return doubts[0] if doubts and all(doubts) else None
 
     def active(self) -> Channel | None:
         return next((c for c in self.channels if c.watch.active), None)
@@ -323,6 +345,11 @@ class RewardHolds:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.window.values = list(state["reward"])
         self.best = state["best_reward"]
+
+
+def too_few(name: str, count: int, needed: int) -> str | None:
+    """Why so many values of a metric are not enough; None where they are."""
+    return None if count >= needed else f"{counted(count, 'value')} of {name}, and {needed} are needed"
 
 
 def above(change: float, rules: MonitorRules, ratio: float = 0.0) -> Callable[[Baseline], float]:

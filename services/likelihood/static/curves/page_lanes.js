@@ -96,9 +96,17 @@
     const lanes = [];
     const quiet = [];
     const unread = [];
+    const waiting = new Map(); // reason -> rules that cannot judge yet
     for (const [rule, metrics] of Object.entries(U.RULES)) {
       let read = false;
       for (const run of runs) {
+        const why = run.undecided?.[rule];
+        if (why && !spans(run, rule).length) {
+          read = true;
+          const title = runs.length > 1 ? `${rule}, ${U.titleOf(run)}` : rule;
+          waiting.set(why, [...(waiting.get(why) || []), title]);
+          continue;
+        }
         const has = metrics.some((name) => run.series.series[name]) || run.alarms.some((a) => a.rule === rule);
         if (!has) continue;
         read = true;
@@ -107,10 +115,14 @@
       }
       if (!read) unread.push(rule);
     }
-    $("lane-panel").hidden = !lanes.length && !quiet.length;
+    $("lane-panel").hidden = !lanes.length && !quiet.length && !waiting.size;
     // Those without a sign are folded: the curves below are what is looked at next.
     const fold = node("details", { id: "quiet-lanes", open: $("quiet-lanes")?.open ?? false }, node("summary", {}, `${quiet.length}${lanes.length ? " more" : ""} saw no sign`), ...quiet);
-    U.redraw($("lanes"), ...lanes, quiet.length ? fold : null);
+    // They are not quiet: of such a rule no sign could have been seen.
+    const count = [...waiting.values()].flat().length;
+    const reasons = [...waiting].map(([why, rules]) => node("li", {}, node("strong", {}, why), ": ", ...rules.flatMap((rule, i) => (i ? [", ", breakable(rule)] : [breakable(rule)]))));
+    const undecided = node("details", { id: "undecided-lanes", open: $("undecided-lanes")?.open ?? false }, node("summary", {}, `${count} cannot judge yet`), node("ul", { class: "reasons" }, ...reasons));
+    U.redraw($("lanes"), ...lanes, quiet.length ? fold : null, count ? undecided : null);
     const key = (colour, text) => node("li", {}, node("span", { class: "swatch", style: `background:var(--${colour})` }), text);
     const missing = unread.length ? [node("li", { class: "unread" }, `not recorded: ${unread.join(", ")}`)] : [];
     const whose = runs.length > 1 ? runs.map((run) => node("li", {}, node("span", { class: "swatch", style: `background:${run.colour}` }), U.titleOf(run))) : [];

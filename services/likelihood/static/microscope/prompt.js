@@ -19,7 +19,7 @@
 
   const failed = (error) => {
     $("status").className = "status lost";
-    $("status").textContent = `the service did not answer (${error.message})`;
+    $("status").textContent = U.refused(error);
   };
 
   const select = node("select", { id: "prompt", onchange: () => show(select.value, null, null, {}) });

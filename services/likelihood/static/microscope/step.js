@@ -43,6 +43,6 @@
 
   view.show(run, Number(step), given(query, NAMES), given(place, ["group", "a", "b", "at"])).catch((error) => {
     $("status").className = "status lost";
-    $("status").textContent = `the service did not answer (${error.message})`;
+    $("status").textContent = U.refused(error);
   });
 })();

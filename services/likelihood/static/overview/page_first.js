@@ -11,18 +11,32 @@
   const mean = (points) => points.reduce((sum, p) => sum + p.value, 0) / points.length;
   const variance = (points, centre) => points.reduce((sum, p) => sum + (p.value - centre) ** 2, 0) / (points.length - 1);
 
-  // How a curve moves: its last 10 points against the 10 that end 30 before, or the first ones of a short run. A change counts
-  // from twice its standard error on.
+  const stepsOf = (points) => (points.length === 1 ? `step ${points[0].step}` : `steps ${points[0].step} to ${points[points.length - 1].step}`);
+
+  // The last 10 points and the 10 that they are compared with: those that end 30 before, or the first ones of a short run. Of fewer
+  // than 20 points, its two halves.
+  const compared = (points) => {
+    const size = Math.min(SPAN, Math.floor(points.length / 2));
+    const start = Math.max(0, points.length - 5 * SPAN);
+    return [points.slice(start, start + size), points.slice(points.length - size)];
+  };
+
+  // How a curve moves. A change counts from twice its standard error on. It is said against the steps that were looked at, since
+  // nothing is known here of the step at which it began.
   U.direction = (points) => {
     if (points.length < 2 * SPAN) return { word: "too few steps for a direction", sign: "·", unknown: true };
-    const last = points.slice(-SPAN);
-    const start = Math.max(0, points.length - 5 * SPAN);
-    const earlier = points.slice(start, start + SPAN);
+    const [earlier, last] = compared(points);
     const [now, then] = [mean(last), mean(earlier)];
     const error = Math.sqrt((variance(last, now) + variance(earlier, then)) / SPAN);
-    const since = `since step ${earlier[0].step}`;
-    if (Math.abs(now - then) <= 2 * error || now === then) return { word: `no clear change ${since}`, sign: "→" };
-    return now > then ? { word: `rising ${since}`, sign: "↑" } : { word: `falling ${since}`, sign: "↓" };
+    if (Math.abs(now - then) <= 2 * error || now === then) return { word: `no clear change from ${stepsOf(earlier)}`, sign: "·", flat: true };
+    return now > then ? { word: `higher than at ${stepsOf(earlier)}`, sign: "↑" } : { word: `lower than at ${stepsOf(earlier)}`, sign: "↓" };
+  };
+
+  // The same as a difference of two means.
+  const shiftOf = (points) => {
+    if (points.length < 2) return null;
+    const [earlier, last] = compared(points);
+    return { change: mean(last) - mean(earlier), from: stepsOf(earlier), to: stepsOf(last) };
   };
 
   // The best 10 points before the last ones, where these lie below them by more than five standard errors; otherwise null. One of
@@ -46,48 +60,28 @@
     const fall = U.fallFromBest(points);
     if (!fall) return direction;
     const now = mean(points.slice(-SPAN));
-    const steps = `steps ${points[points.length - SPAN].step} to ${points[points.length - 1].step}`;
-    const word = `fell from its best ${number(fall.value)} at steps ${fall.first} to ${fall.last} to ${number(now)} at ${steps}`;
-    return { word, sign: "↓", aside: direction.word };
+    const word = `fell from its best ${number(fall.value)} at steps ${fall.first} to ${fall.last} to ${number(now)} at ${stepsOf(points.slice(-SPAN))}`;
+    return { word, sign: "↓", aside: direction.unknown || direction.flat ? direction.word : `the mean is ${direction.word}` };
   };
-
-  // When a score was made. One from before the first step stands in the curves at the first step; its event has step 0.
-  const when = (run, key, { step }) => {
-    const first = run.first_step ?? 1;
-    const made = (at) => (run.events || []).some((e) => e.kind === "evaluation" && e.step === at && e.data?.metrics && key in e.data.metrics);
-    return first > 0 && step <= first && made(0) && !(step > 0 && made(step)) ? "before training" : `at step ${step}`;
-  };
-
-  // How a score stands against the first one.
-  function change({ scores, at }) {
-    const [first, last] = [scores[0], scores[scores.length - 1]];
-    if (scores.length === 1) return `${at(last)}, the only score so far`;
-    return `${at(last)}, ${last.value > first.value ? "up from" : last.value < first.value ? "down from" : "unchanged from"} ${number(first.value)} ${at(first)}`;
-  }
-
-  function leading({ scores, label, at }) {
-    const [first, last] = [scores[0], scores[scores.length - 1]];
-    const sign = last.value > first.value ? "↑" : last.value < first.value ? "↓" : "→";
-    const way = last.value === first.value ? `unchanged at ${number(last.value)}` : `${number(first.value)} → ${number(last.value)}`;
-    return node("p", { class: "big" }, node("span", { class: "sign", "aria-hidden": "true" }, sign), " ", node("strong", { class: "direction" }, way), node("span", { class: "muted" }, ` ${label}, ${at(first).replace("at ", "")} to ${at(last).replace("at ", "")}`));
-  }
 
   function learning(run) {
     const all = run.headline || run.series;
     const rewards = known(all, "reward/mean");
     const headline = rewards.length ? U.headline(rewards) : null;
-    const scored = SCORES.map(([key, label]) => ({ scores: known(all, key), label, at: (p) => when(run, key, p) })).filter(({ scores }) => scores.length);
+    const scored = SCORES.map(([key, label]) => [key, label, known(all, key)]).filter(([, , scores]) => scores.length).map((one) => U.heldOut(run, ...one));
+    const apart = headline && U.opposite(scored[0], shiftOf(rewards), headline);
     // Where nothing is known of the reward's direction, the held-out score says first what has changed.
     const first = (!headline || headline.unknown) && scored[0]?.scores.length > 1 ? scored.shift() : null;
     const lines = [];
-    if (first) lines.push(leading(first));
+    if (first) lines.push(U.heldOutFirst(first));
     if (headline) {
       const { word, sign, aside } = headline;
       const few = rewards.slice(-SPAN);
       lines.push(node("p", { class: first ? null : "big" }, node("span", { class: "sign", "aria-hidden": "true" }, sign), ` ${number(mean(few))} `, node("span", { class: "muted" }, `reward, mean of ${few.length === 1 ? "1 point" : `the last ${few.length} points`}: `), node(first ? "span" : "strong", { class: "direction" }, word)));
-      lines.push(node("p", { class: "muted" }, `Last step ${number(rewards[rewards.length - 1].value)}, ${aside || `best mean ${number(best(rewards))}`}.`));
+      lines.push(node("p", { class: "muted" }, `Last step ${number(rewards[rewards.length - 1].value)}${aside ? `; ${aside}` : `, best mean ${number(best(rewards))}`}.`));
     } else lines.push(node("p", { class: first ? "muted" : "big" }, "unknown", node("span", { class: "muted" }, ": no reward/mean was posted")));
-    for (const one of scored) lines.push(node("p", {}, node("strong", {}, number(one.scores[one.scores.length - 1].value)), ` ${one.label}, ${change(one)}`));
+    for (const one of scored) lines.push(U.heldOutLine(one));
+    if (apart) lines.push(apart);
     if (run.evaluations?.length) lines.push(node("p", {}, node("a", { href: `/runs/${encodeURIComponent(run.run)}/evaluations` }, run.evaluations.length === 1 ? "1 evaluation of this run" : `${run.evaluations.length} evaluations of this run`)));
     if (!SCORES.some(([key]) => all.series[key])) lines.push(node("p", { class: "muted" }, "No held-out score was posted."));
     return lines;
@@ -100,13 +94,18 @@
 
   const WORST = ["collapsed", "acceleration", "decay", "stagnation", "recovering", "healthy", "unknown"];
   const SURE = ["high", "medium", "low"];
+  // How many of the rules no alarm could come from yet.
+  const undecided = (run) => {
+    const count = Object.keys(run.undecided || {}).length;
+    return count ? ` ${count} of ${Object.keys(U.RULES).length} detectors cannot judge it yet.` : "";
+  };
   function sick(run) {
     const standing = run.alarms.filter((a) => a.cleared === null);
     standing.sort((a, b) => WORST.indexOf(a.phase) - WORST.indexOf(b.phase) || SURE.indexOf(a.confidence) - SURE.indexOf(b.confidence) || b.step - a.step);
     const lines = [node("p", { class: "big" }, U.chip(run.phase), node("span", { class: "muted" }, ` since step ${run.since ?? "–"}: ${U.PHASES[run.phase] || ""}`))];
     if (!standing.length) {
       const past = run.alarms.length ? `; ${run.alarms.length} ended` : "";
-      lines.push(node("p", { class: "muted" }, run.phase === "unknown" ? `No alarm stands${past}. That is no sign of health: likelihood and reward have not been seen long enough.` : `No alarm stands${past}.`), node("p", {}, U.promptsLink(run)));
+      lines.push(node("p", { class: "muted" }, run.phase === "unknown" ? `No alarm stands${past}. That is no sign of health: likelihood and reward have not been seen long enough.` : `No alarm stands${past}.`, undecided(run)), node("p", {}, U.promptsLink(run)));
       return lines;
     }
     const [worst] = standing;

@@ -11,6 +11,7 @@ from services.settings import MonitorRules
 class Acceleration(OfTheFall):
     rule = "acceleration"
     reads = READS + LOUD
+    needs = READS
     advice = (
         "Stop, or roll back to a checkpoint from before step {since}, and lower learner.lr: from here a fall "
         "usually ends in collapse."

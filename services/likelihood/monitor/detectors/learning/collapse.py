@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.likelihood.monitor.alarms import Alarm
-from services.likelihood.monitor.detectors.base import Metrics, Rising
+from services.likelihood.monitor.detectors.base import Metrics, Rising, too_few
 from services.likelihood.monitor.watch import Window, number
 from services.settings import MonitorRules
 
@@ -58,6 +58,12 @@ class Collapse(Rising):
         end = self._above_zero(share + self.RISE)
         if not self.stands() or end is None or mean > end:
             self.low = 0
+
+    def waits_for(self, counts: Mapping[str, int]) -> str | None:
+        few = too_few("reward/mean", len(self.window.values), self.window.size)
+        if few is None and self._above_zero(self.rules.collapse_share) is None:
+            return "there has been no reward to lose yet"
+        return few
 
     @property
     def zero(self) -> float:

@@ -8,6 +8,7 @@ from services.likelihood.monitor.detectors.base import Channel, WhileRewardHolds
 class Gradient(WhileRewardHolds):
     rule = "gradient"
     reads = ("grad_norm", "grad_norm/max", "reward/mean")
+    needs = ("grad_norm", "grad_norm/max")
     advice = (
         "The loss is about to break, or breaks now. Look at ratio/max, mismatch/abs_logp and the longest "
         "trajectories of the steps since {since}; lower learner.lr or learner.grad_clip, or go back to a "

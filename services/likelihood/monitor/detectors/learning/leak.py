@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.likelihood.monitor.alarms import Alarm
-from services.likelihood.monitor.detectors.base import Metrics, Rising
+from services.likelihood.monitor.detectors.base import Metrics, Rising, too_few
 from services.likelihood.monitor.watch import Watch, number
 from services.settings import MonitorRules
 
@@ -32,6 +32,10 @@ class Leak(Rising):
 
     def read(self, step: int, metrics: Metrics) -> None:
         self.watch.update(step, number(metrics.get("leak/logp_entropy")))
+
+    def waits_for(self, counts: Mapping[str, int]) -> str | None:
+        window = self.watch.window
+        return too_few("leak/logp_entropy", len(window.values), window.size)
 
     def stands(self) -> bool:
         return self.watch.active

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from services.likelihood.monitor.alarms import Alarm, Confidence, Phase
 from services.likelihood.monitor.detectors.base import Metrics, Rising
 from services.likelihood.monitor.signs import READS, Signs
@@ -19,6 +21,9 @@ class OfTheFall(Rising):
 
     def read(self, step: int, metrics: Metrics) -> None:
         """Nothing of its own: see `Signs.update`."""
+
+    def waits_for(self, counts: Mapping[str, int]) -> str | None:
+        return self.signs.waits_for()
 
     @property
     def sinking(self) -> bool:

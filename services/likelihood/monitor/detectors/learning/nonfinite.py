@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.likelihood.monitor.alarms import Alarm
-from services.likelihood.monitor.detectors.base import Metrics, Rising
+from services.likelihood.monitor.detectors.base import Metrics, Rising, too_few
 from services.likelihood.monitor.detectors.rollouts.no_reward import unrewarded
 from services.likelihood.monitor.watch import Streak, number
 from services.settings import MonitorRules
@@ -28,6 +28,9 @@ class Nonfinite(Rising):
         # Without the metric, or without any reward, no step was due: neither a good sign nor a bad one.
         if "grad_norm" in metrics and not unrewarded(metrics):
             self.streak.update(number(metrics["grad_norm"]) is None)
+
+    def waits_for(self, counts: Mapping[str, int]) -> str | None:
+        return too_few("grad_norm", counts["grad_norm"], self.rules.nonfinite_steps)
 
     def stands(self) -> bool:
         return self.streak.count >= self.rules.nonfinite_steps

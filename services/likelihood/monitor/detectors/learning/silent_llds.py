@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.likelihood.monitor.alarms import Alarm, Confidence
-from services.likelihood.monitor.detectors.base import Metrics, Rising
+from services.likelihood.monitor.detectors.base import Metrics, Rising, too_few
 from services.likelihood.monitor.watch import Streak, number
 from services.settings import MonitorRules
 
@@ -21,6 +21,7 @@ class SilentLLDS(Rising):
         "learner/optimiser_steps",
         "groups/zero_variance",
     )
+    needs = ("llds/active_tokens",)
     advice = (
         "The run is trained as if LLDS were off. LLDS acts from the second optimiser step of a batch on: set "
         "learner.minibatches_per_batch or learner.epochs above 1, algorithm.llds.min_drop below the usual "
@@ -55,6 +56,9 @@ class SilentLLDS(Rising):
         if least > 0 and (largest is None or 0 < largest <= least):
             return f"every drop is below min_drop, {least:g} nats"
         return "no preserved answer loses likelihood, or no answer is preserved"
+
+    def waits_for(self, counts: Mapping[str, int]) -> str | None:
+        return too_few("llds/active_tokens", counts["llds/active_tokens"], self.rules.silent_steps)
 
     def stands(self) -> bool:
         return self.streak.count >= self.rules.silent_steps

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.likelihood.monitor.alarms import Alarm
-from services.likelihood.monitor.detectors.base import Metrics, Rising
+from services.likelihood.monitor.detectors.base import Metrics, Rising, too_few
 from services.likelihood.monitor.detectors.rollouts.no_reward import unrewarded
 from services.likelihood.monitor.watch import Streak, Window, number
 from services.settings import MonitorRules
@@ -15,6 +15,7 @@ from services.settings import MonitorRules
 class DeadBatch(Rising):
     rule = "dead_batch"
     reads = ("groups/zero_variance", "reward/mean", "policy/clip_fraction")
+    needs = ("groups/zero_variance",)
     advice = (
         "Nothing is learnt. Read some trajectories: a model that does not write the tags needs a warm start "
         "(unspiral warm-start). Look at the reward function and the data; after a fall, resume from an "
@@ -40,6 +41,14 @@ class DeadBatch(Rising):
         clipped = number(metrics.get("policy/clip_fraction")) or 0.0
         useless = self.poor or clipped >= self.rules.dead_clip_fraction
         self.streak.update(equal == 1.0 and useless)
+
+    def waits_for(self, counts: Mapping[str, int]) -> str | None:
+        name = "groups/zero_variance"
+        few = too_few(name, counts[name], self.rules.patience)
+        # The clipped ratios are the other way to see it.
+        if counts.get("policy/clip_fraction"):
+            return few
+        return few or too_few("reward/mean", len(self.window.values), self.window.size)
 
     def stands(self) -> bool:
         return self.streak.count >= self.rules.patience

@@ -17,6 +17,7 @@ LARGEST = 0.99
 class DegenerateGroups(FromBaseline):
     rule = "degenerate_groups"
     reads = ("groups/zero_variance", "reward/right", "reward/mean")
+    needs = ("groups/zero_variance",)
     advice = (
         "Only groups with two different rewards teach. The questions have become too hard for this policy, "
         "or its samples are all alike (look at entropy): use algorithm.dynamic_sampling, larger groups, "

@@ -8,6 +8,7 @@ from services.likelihood.monitor.detectors.base import Channel, WhileRewardHolds
 class Garbage(WhileRewardHolds):
     rule = "garbage"
     reads = ("text/repetition", "text/non_words", "reward/mean")
+    needs = ("text/repetition", "text/non_words")
     advice = (
         "The reward no longer sees what the model writes: read trajectories from step {since} on. Add "
         "algorithm.kl, a penalty for repetition or a reward that reads the reasoning, or go back to a "

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.likelihood.monitor.alarms import Alarm
-from services.likelihood.monitor.detectors.base import Channel, Metrics, Rising, above
+from services.likelihood.monitor.detectors.base import Channel, Metrics, Rising, above, too_few
 from services.likelihood.monitor.watch import Baseline, Window, number
 from services.settings import MonitorRules
 
@@ -20,6 +20,7 @@ EVALUATIONS = 2
 class RewardGap(Rising):
     rule = "reward_gap"
     reads = (*SCORES, "reward/mean", "reward/right", "reward/em")
+    needs = (*SCORES, "reward/em")
     advice = (
         "What the reward pays for is no longer what you want. Compare trajectories of training and "
         "evaluation since step {since}: a reward that can be had without the answer, or questions learnt by "
@@ -73,6 +74,15 @@ class RewardGap(Rising):
         gained = max(0.0, level - self.match.median) if self.match.ready else 0.0
         self.match.add(match, may_renew=not self.paid.watch.active)
         self.paid.update(step, right - match - gained)
+
+    def waits_for(self, counts: Mapping[str, int]) -> str | None:
+        """One of its two ways is enough."""
+        scores = max(counts.get(name, 0) for name in SCORES)
+        by_score = too_few("the held-out score", scores, EVALUATIONS + 1)
+        if by_score is None or self.paid.baseline.seen == 0:
+            return by_score
+        by_match = self.paid.doubt()
+        return by_match and f"{by_score}; {by_match}"
 
     def stands(self) -> bool:
         return self.count >= EVALUATIONS or self.paid.watch.active

@@ -1,0 +1,107 @@
+"""What a newcomer looks for is found: files of a run, the control plane, options before results, tables on a
+phone; and what was run is told from what was reckoned."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+from chromium import CHROMIUM, browser  # noqa: F401
+from places import ROOT
+from test_docs_site import served, site  # noqa: F401
+
+DOCS = ROOT / "docs"
+in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+WRITERS = ("trainer/loop", "trainer/session", "trainer/commands/work")
+"""What writes into a run's folder."""
+FOLDERS = {"path", "run_dir", "folder", "run"}
+"""Names of a run's folder in their code."""
+ELSEWHERE = {"model"}
+"""A checkpoint's model, exported into a temporary folder for one evaluation."""
+
+
+def page(name):
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def files_written():
+    """Names that are joined to a run's folder anywhere in the code that writes there."""
+    found = set()
+    for file in (file for room in WRITERS for file in (ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)):
+                continue
+            left = node.left.args[0] if isinstance(node.left, ast.Call) and node.left.args else node.left
+            name = left.attr if isinstance(left, ast.Attribute) else getattr(left, "id", None)
+            if name in FOLDERS and isinstance(node.right, ast.Constant):
+                found.add(node.right.value)
+    return found
+
+
+def test_the_page_of_a_runs_folder_names_every_file_that_is_written_there():
+    text = page("run_folder.md")
+    found = files_written()
+    assert {"summary.json", "stall.txt", "fixed_probe.npz", "report.html", "spool"} <= found, (
+        "the scan sees them"
+    )
+    table = "\n".join(line for line in text.splitlines() if line.startswith("| `"))
+    assert sorted(name for name in found - ELSEWHERE if f"`{name}" not in table) == []
+    assert "`eval/answers.jsonl`" in table and "`eval/search7-METHOD/`" in table
+
+
+def test_options_of_an_evaluation_come_before_its_results():
+    text = page("evaluation.md")
+    assert text.index("## Questions") < text.index("## Methods") < text.index("## What was measured")
+    assert text.index("| option | effect |") < text.index("| | NQ |")
+
+
+def test_every_row_of_gpu_settings_says_whether_it_was_run():
+    tables = re.findall(r"^\| [^\n]* \| run or reckoned \|\n\|[-| ]+\|\n((?:\|.*\n)+)", page("gpu.md"), re.M)
+    assert len(tables) == 2
+    for row in "".join(tables).splitlines():
+        assert row.split("|")[-2].split()[0].rstrip(":,;") in ("run", "reckoned"), row
+    (seven,) = [row for row in tables[1].splitlines() if row.startswith("| 7B")]
+    assert "four ranks were not run" in seven
+
+
+def test_the_readme_claims_no_more_of_other_trainers_than_was_run():
+    (said,) = re.findall(r"([\w, ]+) were not trained with at all", page("any_trainer.md").replace("\n", " "))
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    (claim,) = re.findall(r"\*\*Likelihood as a service\*\*.*?(?= - \*\*)", readme)
+    assert all(name in claim for name in re.findall(r"verl|OpenRLHF|SkyRL|slime", said))
+    assert "no training was run with these four" in claim and "docs/any_trainer.md#what-was-run" in claim
+
+
+def test_the_first_page_leads_to_the_control_plane():
+    assert "add a worker" in page("index.md") and "(reliability.md#the-control-plane)" in page("index.md")
+
+
+@pytest.mark.browser
+@in_chromium
+def test_the_search_of_the_site_finds_how_to_add_a_worker(site, browser):
+    opened = browser.new_page()
+    with served(site) as url:
+        opened.goto(f"{url}/index.html?q=add+a+worker")
+        opened.locator("#mkdocs-search-results article").first.wait_for(state="attached")
+        found = opened.locator("#mkdocs-search-results article a").all()
+        where = [link.get_attribute("href") for link in found[:5]]
+    opened.close()
+    assert any("reliability/#add-a-worker" in href for href in where), where
+
+
+@pytest.mark.browser
+@in_chromium
+def test_on_a_phone_tables_scroll_in_frames_and_keep_columns_that_can_be_read(site, browser):
+    opened = browser.new_page(viewport={"width": 390, "height": 844})
+    with served(site) as url:
+        opened.goto(f"{url}/monitor/")
+        assert opened.locator(".wide > table").count() == opened.locator("[role=main] table").count() > 5
+        assert opened.evaluate("document.documentElement.scrollWidth") == 390
+        assert opened.evaluate("document.documentElement.scrollHeight") < 28_000
+        narrow = opened.evaluate(
+            "[...document.querySelectorAll('.wide td')].filter(td => td.textContent.length > 60)"
+            ".map(td => td.getBoundingClientRect().width).filter(width => width < 250).length"
+        )
+        assert narrow == 0
+    opened.close()

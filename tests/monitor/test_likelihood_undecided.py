@@ -1,0 +1,141 @@
+"""Rules that cannot judge a run yet are told from rules that saw no sign: by the monitor, on the page, in the
+report and on the terminal."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+from chromium import CHROMIUM, browser  # noqa: F401
+from test_likelihood_step_page import opened
+
+from services.likelihood.exports.report import write_report
+from services.likelihood.monitor.detectors.table import READS
+from services.likelihood.monitor.phases import PhaseMonitor
+from services.likelihood.rest.launch import ServeSettings, serve_in_thread
+from trainer.commands.cli import main
+from trainer.commands.work.in_words import run_in_words
+
+NEVER = ("retrieval/empty", "retrieval/repeated", "retrieval/errors")
+FEW = "3 values, and its usual level takes 30"
+
+
+def row(step):
+    """One step of a run that posts all that the rules read, but for what is said of its searches."""
+    names = {name for reads in READS.values() for name in reads} - {*NEVER, "reward/missing"}
+    values = {name: 0.4 + 0.01 * (step % 3) for name in sorted(names)}
+    values |= {name: -0.4 - 0.01 * (step % 3) for name in ("logp/control", "probe/control", "probe/fixed")}
+    values |= {"llds/active_tokens": 3.0, "grad_norm": 1.0 + step % 3, "probe/lag": 0.01 * (step % 3)}
+    values |= {"leak/logp_entropy": 0.0, "mismatch/abs_logp": 0.01, "groups/zero_variance": 0.3}
+    return {"step": step, **values}
+
+
+def after(steps):
+    monitor = PhaseMonitor()
+    for step in range(1, steps + 1):
+        monitor.update(row(step))
+    return monitor
+
+
+def test_after_three_steps_a_rule_of_a_usual_level_cannot_judge_and_says_why():
+    found = after(3).undecided()
+    assert {rule for rule in READS if rule not in found} == {
+        "nonfinite",
+        "dead_batch",
+        "no_reward",
+        "reward_gap",
+    }
+    assert found["entropy_low"] == found["length"] == found["gradient"] == FEW
+    assert found["collapse"] == "3 values of reward/mean, and 8 are needed"
+    assert found["likelihood"] == "3 values of probe/lag, and 5 are needed"
+    assert found["silent_llds"] == "3 values of llds/active_tokens, and 5 are needed"
+    assert found["retrieval"] == "no retrieval/empty or retrieval/repeated or retrieval/errors recorded"
+
+
+def test_what_was_seen_for_long_enough_is_judged_and_what_is_missing_never_is():
+    assert set(after(60).undecided()) == {"retrieval"}
+    assert set(PhaseMonitor().undecided()) == set(READS), "before the first step"
+
+
+def test_a_standing_alarm_has_judged():
+    monitor = PhaseMonitor()
+    for step in range(3):
+        monitor.update({"step": step, "reward/mean": 0.5, "grad_norm": None})
+    assert "nonfinite" in monitor.open and "nonfinite" not in monitor.undecided()
+
+
+def test_the_count_survives_a_restart_and_a_state_of_an_earlier_version_claims_nothing():
+    monitor = after(3)
+    again = PhaseMonitor()
+    again.load_state_dict(json.loads(json.dumps(monitor.state_dict())))
+    assert again.undecided() == monitor.undecided()
+    earlier = monitor.state_dict()
+    del earlier["counts"]
+    again.load_state_dict(earlier)
+    assert again.undecided() == {}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    run = tmp_path / "three"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row(step)) + "\n" for step in (1, 2, 3)))
+    return run
+
+
+def output_of(capsys, *command):
+    with pytest.raises(SystemExit) as end:
+        main([*command])
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_terminal_names_them_with_the_reason(folder, capsys):
+    said = output_of(capsys, "monitor", "replay", str(folder))
+    assert f"cannot judge yet ({FEW}): gradient, entropy_low, entropy_high, interaction" in said
+    assert "cannot judge yet (3 values of reward/mean, and 8 are needed): collapse" in said
+    as_json = output_of(capsys, "monitor", "replay", str(folder), "--json")
+    assert json.loads(as_json)["undecided"] == after(3).undecided()
+    summary = {"steps": 3, "phase": "unknown", "undecided": after(3).undecided()}
+    assert run_in_words(summary).splitlines()[1] == (
+        f"{len(after(3).undecided())} of 21 detectors cannot judge the run yet: "
+        "unspiral monitor replay says why"
+    )
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_page_and_report_show_a_third_state(browser, folder, tmp_path):
+    server = serve_in_thread(ServeSettings(store=str(tmp_path / "likelihood.db"), port=0))
+
+    def post(step):
+        metrics = {name: value for name, value in row(step).items() if name != "step"}
+        body = {"step": step, "metrics": metrics}
+        httpx.post(f"{server.url}/v1/runs/three/steps", json=body).raise_for_status()
+
+    try:
+        for step in (1, 2, 3):
+            post(step)
+        answer = httpx.get(f"{server.url}/v1/runs/three/phase").json()
+        assert answer["undecided"] == after(3).undecided()
+        live = opened(browser, f"{server.url}/#runs=three")
+        report = browser.new_page()
+        report.goto(write_report([folder], tmp_path / "report.html").as_uri())
+        for page in (live, report):
+            page.locator("#undecided-lanes summary", has_text="17 cannot judge yet").wait_for()
+            assert page.locator("#quiet-lanes summary").inner_text() == "4 saw no sign"
+            page.locator("#undecided-lanes summary").click()
+            reasons = page.locator("#undecided-lanes li").all_inner_texts()
+            assert "3 values of reward/mean, and 8 are needed: collapse" in reasons
+            assert any(text.startswith(f"{FEW}: gradient, entropy_low") for text in reasons)
+            card = page.locator(".answer.sick").inner_text()
+            assert "17 of 21 detectors cannot judge it yet." in card
+        for step in range(4, 9):  # each step that is posted is taken in by the open page
+            post(step)
+        live.locator("#undecided-lanes", has_not_text="needed: collapse").wait_for()
+        live.locator("#quiet-lanes", has_text="collapse").wait_for(state="attached")
+        live.close()
+        report.close()
+    finally:
+        server.stop()
