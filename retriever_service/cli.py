@@ -11,6 +11,7 @@ import orjson
 import typer
 
 from retriever_service.index_folder.description import IndexInfo, stamp_of, verify
+from retriever_service.index_folder.keys import CorpusKeys
 from retriever_service.settings import ServerSettings
 from services.common import hub
 from services.common.counting import counted
@@ -97,6 +98,14 @@ EfSearch = Annotated[int | None, typer.Option(min=1, help="Width of a search in 
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Leave malformed lines and repeated ids out and count them.")
 ]
+TextKey = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Column of the passages' text, if it has a name of its own."),
+]
+TitleKey = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="Column of the title, which is put before the text.")
+]
+IdKey = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the passages' ids.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace another index in the folder.")]
 Topk = Annotated[int, typer.Option(min=1, help="Most passages to show.")]
 
@@ -107,6 +116,9 @@ def build(
     out: Annotated[Path, typer.Option(help="Folder of the index to be made.")],
     backend: Annotated[str, typer.Option(help="bm25, dense or hybrid (both, fused).")] = "bm25",
     skip_bad: SkipBad = False,
+    text_key: TextKey = None,
+    title_key: TitleKey = None,
+    id_key: IdKey = None,
     language: Annotated[
         str,
         typer.Option(
@@ -142,7 +154,8 @@ def build(
     before = stamp_of(out)
     with progress_on(_err) as tell:
         info = building.build_index(
-            corpus, out, backend=backend, skip_bad=skip_bad, language=language, stem=stem,
+            corpus, out, backend=backend, skip_bad=skip_bad, keys=CorpusKeys(text_key, title_key, id_key),
+            language=language, stem=stem,
             stop_words=stop_words, k1=k1, b=b, postings=postings, model=model, family=family,
             vector_type=vector_type, nprobe=nprobe, ef_search=ef_search, encoder_dtype=encoder_dtype,
             encoders=encoders, overwrite=overwrite, progress=tell,

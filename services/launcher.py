@@ -17,6 +17,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from retriever_service.errors import IndexInvalid
+from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys
 from retriever_service.settings import ServerSettings
 from services.common.errors import EnvironmentLacks
 from services.common.loading.lazy import LazyModule
@@ -119,13 +120,13 @@ def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any, 
                 raise EnvironmentLacks(f"{name}: did not start: {reason}") from e
 
 
-def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool) -> int:
+def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool, keys: CorpusKeys = NO_KEYS) -> int:
     """Index a corpus by BM25 into the folder `out`; an index of the same corpus that is there already is
     kept. Returns the number of lines that were left out."""
     try:
-        return build.build_index(corpus, out, skip_bad=skip_bad).skipped
+        return build.build_index(corpus, out, skip_bad=skip_bad, keys=keys).skipped
     except IndexInvalid:  # of another corpus, or torn
-        return build.build_index(corpus, out, skip_bad=skip_bad, overwrite=True).skipped
+        return build.build_index(corpus, out, skip_bad=skip_bad, keys=keys, overwrite=True).skipped
 
 
 def start_retriever(

@@ -65,6 +65,13 @@ class RetrieverSettings(Settings):
     skip_bad: bool = False
     """Leave out malformed lines of `corpus`, and lines with the id of an earlier one, and count them. By
     default the first one is an error."""
+    text_key: str | None = None
+    """Column of `corpus` that holds the text, if it has a name of its own; `meta.text` is a key in a
+    column."""
+    title_key: str | None = None
+    """Column of `corpus` with the title, which is put before the text."""
+    id_key: str | None = None
+    """Column of `corpus` with the ids."""
     timeout_seconds: float = Field(60.0, gt=0)
     """Longest wait for one search in seconds, retries included. After it the trajectory fails and is run
     again."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retriever_service.index_folder.passages import EXPECTED, Row, has_id, parse_row, row_of
+from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys
+from retriever_service.index_folder.passages import EXPECTED, NAMED_BY, Row, has_id, parse_row, row_of
 from services.common.errors import UserError
 from services.common.records import Record, data_files, layout_of, no_utf8, open_unpacked, read_records
 from services.common.records.files import DAMAGED
@@ -59,32 +60,40 @@ def is_one_file_of_lines(files: Sequence[Path]) -> bool:
 
 
 def read_corpus(
-    path: str | Path, *, skip_bad: bool = False, skipped: Skipped | None = None, line: int = 0, start: int = 0
+    path: str | Path,
+    *,
+    skip_bad: bool = False,
+    skipped: Skipped | None = None,
+    line: int = 0,
+    start: int = 0,
+    keys: CorpusKeys = NO_KEYS,
 ) -> Iterator[Passage]:
     """Passages of a corpus from `start` (as `Passage.end`), which lies behind `line` lines. Blank lines are
     passed over.
 
-    Where the first row has no column for an id, such rows have their number, from 0. Raises UserError at the
-    first malformed line, or counts it in `skipped` where `skip_bad` is set.
+    Where the first row has no column for an id, such rows have their number, from 0. Raises UserError where
+    it has no column that `keys` names, and at the first malformed line, or counts that in `skipped` where
+    `skip_bad` is set.
     """
     skipped = skipped if skipped is not None else Skipped()
     files = corpus_files(path)
-    numbers = are_numbered(path)
+    keys.check(path)
+    numbers = are_numbered(path, keys)
     if is_one_file_of_lines(files):
-        yield from _read_lines(files[0], skip_bad, skipped, line, start, numbers)
+        yield from _read_lines(files[0], skip_bad, skipped, line, start, numbers, keys)
     else:
-        yield from _read_records(Path(path), len(files) == 1, skip_bad, skipped, start, numbers)
+        yield from _read_records(Path(path), len(files) == 1, skip_bad, skipped, start, numbers, keys)
 
 
-def are_numbered(path: str | Path) -> bool:
+def are_numbered(path: str | Path, keys: CorpusKeys = NO_KEYS) -> bool:
     """Whether the rows of a corpus have their numbers as ids: the first one has no column for an id. Raises
     UserError."""
     first = next((record.fields for record in read_records(path) if record.fields is not None), None)
-    return first is not None and not has_id(first)
+    return first is not None and not has_id(keys.applied(first))
 
 
 def _read_lines(
-    path: Path, skip_bad: bool, skipped: Skipped, line: int, start: int, numbers: bool
+    path: Path, skip_bad: bool, skipped: Skipped, line: int, start: int, numbers: bool, keys: CorpusKeys
 ) -> Iterator[Passage]:
     with open_unpacked(path) as file:
         position = 0
@@ -98,7 +107,7 @@ def _read_lines(
                 if not text:
                     continue
                 try:
-                    row = parse_row(text, line - 1 if numbers else None)
+                    row = parse_row(text, line - 1 if numbers else None, keys)
                 except ValueError as error:
                     _bad(f"{path}:{line}", _reason(path, text, error), skip_bad, skipped)
                     continue
@@ -109,23 +118,29 @@ def _read_lines(
 
 
 def _read_records(
-    path: Path, alone: bool, skip_bad: bool, skipped: Skipped, start: int, numbers: bool
+    path: Path,
+    alone: bool,
+    skip_bad: bool,
+    skipped: Skipped,
+    start: int,
+    numbers: bool,
+    keys: CorpusKeys,
 ) -> Iterator[Passage]:
     for number, record in enumerate(read_records(path), 1):
         if number <= start:
             continue
         try:
-            row = _row(record, number - 1 if numbers else None)
+            row = _row(record, number - 1 if numbers else None, keys)
         except ValueError as error:
             _bad(_place(record), str(error), skip_bad, skipped)
             continue
         yield Passage(row.id, row.contents, record.number if alone else number, number, row.fields)
 
 
-def _row(record: Record, number: int | None) -> Row:
+def _row(record: Record, number: int | None, keys: CorpusKeys) -> Row:
     if record.fields is None:
         raise ValueError(record.problem)
-    return row_of(record.fields, number)
+    return row_of(keys.applied(record.fields), number)
 
 
 def _place(record: Record) -> str:
@@ -196,12 +211,13 @@ def _reason(path: Path, line: bytes, error: ValueError) -> str:
 
 
 def _bad(place: str, reason: str, skip_bad: bool, skipped: Skipped) -> None:
-    """Raises UserError, or counts the line. Of a text in another encoding it is the file that is mended: to
-    leave its lines out would lose good passages."""
-    in_utf8 = not reason.startswith("not UTF-8 text; ")
-    line = f"{place}: {reason}; expected {EXPECTED}" if in_utf8 else f"{place}: {reason}"
+    """Raises UserError, or counts the line. Of a text in another encoding, or with columns of other names, it
+    is the file that is mended or described: to leave its lines out would lose good passages."""
+    of_the_file = reason.startswith("not UTF-8 text; ") or reason.endswith(NAMED_BY)
+    line = f"{place}: {reason}" if of_the_file else f"{place}: {reason}; expected {EXPECTED}"
     if not skip_bad:
-        raise UserError(line + ("; --skip-bad leaves such lines out" if in_utf8 else ""))
+        left_out = "--skip-bad (of a run: retriever.skip_bad) leaves such lines out"
+        raise UserError(line if of_the_file else f"{line}; {left_out}")
     skipped.add(line)
 
 

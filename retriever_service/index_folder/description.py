@@ -50,6 +50,8 @@ class IndexSettings(TypedDict, total=False):
 
     analyzer: dict[str, Any]
     """BM25: the fields of AnalyzerSettings."""
+    columns: dict[str, str]
+    """The fields of CorpusKeys, where the corpus has columns of other names."""
     k1: float
     b: float
     postings: str

@@ -10,11 +10,15 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from retriever_service.index_folder.keys import NO_KEYS, OPTIONS, CorpusKeys
 from services.common.errors import UserError
 from services.common.records import field_of
 from services.common.records.columns import CONTENTS, IDENTITY, QUESTION, plain_name
 
 EXPECTED = '{"id": "0", "contents": "\\"Title\\"\\ntext"}'
+
+
+NAMED_BY = f"a text may be called {', '.join(CONTENTS)}; columns of other names are given by {OPTIONS}"
 
 
 class Row(NamedTuple):
@@ -70,7 +74,11 @@ def _lacks(row: Mapping[str, Any], names: Sequence[str], name: str, form: str) -
         return f"`{asked}` makes it a question, and no passage; questions go to data.train or data.eval"
     if empty := next((own for own in row if plain_name(own) in names), None):
         return f"`{empty}` is empty"
-    return f'no "{name}" ({form})' + (f"; its columns are {', '.join(map(str, row))}" if row else "")
+    columns = f"; its columns are {', '.join(map(str, row))}" if row else ""
+    # One of the others may be the text, by another name.
+    if names is CONTENTS and any(plain_name(own) not in (*IDENTITY, "title", "url") for own in row):
+        return f'no "{name}" ({form}){columns}; {NAMED_BY}'
+    return f'no "{name}" ({form}){columns}'
 
 
 def is_question(row: Mapping[str, Any]) -> str | None:
@@ -91,7 +99,7 @@ def parse_line(path: Path, number: int, line: bytes) -> Row:
         raise UserError(f"corpus {path}:{number}: {error}; expected {EXPECTED}") from None
 
 
-def parse_row(raw: bytes, number: int | None = None) -> Row:
+def parse_row(raw: bytes, number: int | None = None, keys: CorpusKeys = NO_KEYS) -> Row:
     """The row of one JSON line. number: as for `row_of`. Raises ValueError saying what is wrong."""
     try:
         row = orjson.loads(raw)
@@ -99,4 +107,4 @@ def parse_row(raw: bytes, number: int | None = None) -> Row:
         raise ValueError(f"not JSON ({error})") from None
     if not isinstance(row, dict):
         raise ValueError(f"{type(row).__name__} instead of an object")
-    return row_of(row, number)
+    return row_of(keys.applied(row), number)

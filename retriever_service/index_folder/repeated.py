@@ -10,6 +10,7 @@ import numpy as np
 
 from retriever_service.index_folder.corpus import read_corpus
 from retriever_service.index_folder.held_ids import HeldIds
+from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys
 from retriever_service.index_folder.rows import hash_of
 
 _TOLD_EACH = 20_000
@@ -24,7 +25,10 @@ def again(hashes: array[int]) -> np.ndarray:
 
 
 def repeated_ids(
-    corpus: Path, on_passages: Callable[[int, int], None], held: HeldIds | None = None
+    corpus: Path,
+    on_passages: Callable[[int, int], None],
+    held: HeldIds | None = None,
+    keys: CorpusKeys = NO_KEYS,
 ) -> dict[int, int | None]:
     """Lines (`Passage.line`) of the passages with the id of an earlier one, and the first line with that id;
     None where `held`, the ids of the index that is added to, has the id. Malformed lines are passed over.
@@ -33,7 +37,7 @@ def repeated_ids(
     told now and then how many passages are read, and `Passage.end` of the last one.
     """
     hashes = array("Q")
-    for number, passage in enumerate(read_corpus(corpus, skip_bad=True), 1):
+    for number, passage in enumerate(read_corpus(corpus, skip_bad=True, keys=keys), 1):
         hashes.append(hash_of(passage.id))
         if number % _TOLD_EACH == 0:
             on_passages(number, passage.end)
@@ -44,7 +48,7 @@ def repeated_ids(
         return {}
     first: dict[str, int | None] = {}
     found: dict[int, int | None] = {}
-    for passage in read_corpus(corpus, skip_bad=True):
+    for passage in read_corpus(corpus, skip_bad=True, keys=keys):
         if hash_of(passage.id) in twice:
             if passage.id not in first:
                 first[passage.id] = None if held is not None and passage.id in held else passage.line

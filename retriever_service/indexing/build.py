@@ -23,6 +23,7 @@ from retriever_service.index_folder.description import (
     verify,
 )
 from retriever_service.index_folder.held_ids import HeldIds
+from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys
 from retriever_service.index_folder.repeated import repeated_ids
 from retriever_service.indexing.pace import Pace
 from retriever_service.indexing.parts import BM25Part, DensePart, PackedPart, Part, Progress
@@ -59,6 +60,7 @@ def build_index(
     *,
     backend: str = "bm25",
     skip_bad: bool = False,
+    keys: CorpusKeys = NO_KEYS,
     language: str = "english",
     stem: bool = True,
     stop_words: bool = True,
@@ -84,6 +86,7 @@ def build_index(
     cores; 0 is one per GPU, and one on a CPU. In float32 on a CPU the index is the same bytes for any number.
     `postings`: `bm25s` is the format of that library, `packed` a compressed one for many
     passages, which can be added to; `auto` is `packed` from AUTO_PACKED passages on.
+    `keys`: columns of names of their own; additions are read by them too.
 
     Raises UserError for a wrong option or a malformed line (file, line, what was expected; `skip_bad` leaves
     such lines out, and passages with the id of an earlier one, and counts them), IndexInvalid where `out`
@@ -103,7 +106,8 @@ def build_index(
             )
         parts.append(DensePart(model, family, vector_type, nprobe, ef_search, encoder_dtype, encoders))
     out = Path(out)
-    settings: IndexSettings = {}
+    # A part of the settings: an index of other columns is another one.
+    settings: IndexSettings = {"columns": keys.given} if keys else {}
     for one in parts:
         settings.update(one.settings)
     if "dtype" in settings and encoder_dtype == "auto" and not overwrite and (out / META_FILE).is_file():
@@ -186,7 +190,8 @@ class Build:
         def looked(passages: int, position: int) -> None:
             tell("ids", min(1.0, position / end), f"{passages:,} passages")
 
-        repeated = repeated_ids(self.corpus, looked, held) if self._skip_bad else {}
+        keys = CorpusKeys(**self.key["settings"].get("columns", {}))
+        repeated = repeated_ids(self.corpus, looked, held, keys) if self._skip_bad else {}
         scanner = Scanner(self.corpus, self.work, sinks, self.key, skip_bad=self._skip_bad, repeated=repeated)
         self._sinks = sinks
         if scanner.resumed_at:

@@ -24,6 +24,7 @@ from retriever_service.errors import IndexInvalid
 from retriever_service.index_folder.corpus import are_numbered, checksum, corpus_bytes
 from retriever_service.index_folder.description import META_FILE, IndexInfo, read_info, verify
 from retriever_service.index_folder.held_ids import HeldIds
+from retriever_service.index_folder.keys import CorpusKeys
 from retriever_service.index_folder.segments import (
     Deletions,
     SegmentedDocuments,
@@ -71,7 +72,7 @@ def add_to_index(
                 f"index {index}: holds {MOST_SEGMENTS} additions; `unspiral index merge {index}` makes one "
                 "index of them"
             )
-        if are_numbered(corpus):
+        if are_numbered(corpus, CorpusKeys(**info.settings.get("columns", {}))):
             raise UserError(
                 f"{corpus}: its rows have no ids, and their numbers from 0 on are no ids of new passages; "
                 "`unspiral data passages` writes a corpus with ids"

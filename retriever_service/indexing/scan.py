@@ -21,8 +21,10 @@ import orjson
 
 from retriever_service.index_folder.corpus import Passage, Skipped, read_corpus
 from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE, Documents, encode_document
+from retriever_service.index_folder.keys import CorpusKeys
 from retriever_service.index_folder.rows import BLOCKS_FILE, PLACES_FILE, hash_of, write_fields, write_lookup
 from retriever_service.indexing.sinks import RunsSink, Sink
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import hints, write_atomically
 
@@ -65,6 +67,7 @@ class Scanner:
         `repeated` (`repeated_ids`)."""
         self._passages = passages
         self._repeated = repeated or {}
+        self._keys = CorpusKeys(**key.get("settings", {}).get("columns", {}))
         self.corpus = corpus
         self.folder = folder
         self.sinks = sinks
@@ -114,7 +117,9 @@ class Scanner:
             state.skipped = skipped.count
             state.reasons = skipped.reasons
             if not state.passages and None not in self._repeated.values():
-                raise UserError(f"corpus {self.corpus}: holds no passage")
+                left_out = counted(state.skipped, "line is", "lines are")
+                why = f"; {left_out} left out, the first: {state.reasons[0]}" if state.reasons else ""
+                raise UserError(f"corpus {self.corpus}: holds no passage{why}")
             state.read = True
             self._commit()
         if not state.done:
@@ -136,6 +141,7 @@ class Scanner:
             skipped=skipped,
             line=self.state.line,
             start=self.state.position,
+            keys=self._keys,
         ):
             if passage.line not in self._repeated:
                 yield passage

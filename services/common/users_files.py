@@ -39,6 +39,14 @@ _YAML_WORDS = (
 """What is wrong with a YAML text in plain words, by the parser's problem; {} is the line of its context."""
 
 
+def refuse_to_replace(name: str, file: Path, overwrite: bool, src: Path | None = None) -> None:
+    """Raises UserError where a file is there that a command is to write, unless it may replace it. name: of
+    the file, for messages. src: what the command reads, of which its own check says more."""
+    is_source = src is not None and src.exists() and file.exists() and file.samefile(src)
+    if file.exists() and not overwrite and not is_source:
+        raise UserError(f"{name}: is there already; --overwrite replaces it")
+
+
 @contextmanager
 def reading(name: str | Path, form: str) -> Iterator[None]:
     """Around the reading of a whole file, which is to be `form`. name: of the file, for messages, with the

@@ -55,3 +55,10 @@ def test_a_score_of_zero_says_how_often_it_searched_and_answered():
     assert scores_in_words(scores).splitlines()[-1] == f"overall   {said}"
     nothing = with_behaviour(scores_of([], [], 1.0), [])
     assert nothing["overall"]["searches"] == 0 and nothing["sources"] == {}
+
+
+def test_what_the_reward_calls_right_is_told_beside_the_exact_match_where_they_differ():
+    row = {"em": 0.5, "f1": 0.5, "n": 2, "searches": 1.0, "answered": 1.0}
+    said = "EM 0.500  F1 0.500  (2 questions, 1.00 searches each, 100% answered"
+    assert overall_in_words({"overall": row | {"right": 0.0}}) == f"{said}; by the run's reward 0% right)"
+    assert overall_in_words({"overall": row | {"right": 0.5}}) == f"{said})"

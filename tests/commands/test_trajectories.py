@@ -119,7 +119,8 @@ def test_find_by_text_outcome_and_fall(run, recorded):
 def test_diff_shows_what_changed_for_one_prompt(run, recorded):
     status, out, _ = run("trajectories", "diff", recorded, "1", "2")
     assert status == 0
-    assert "step_000001: 0 of 1 right: Bo" in out and "step_000002: 1 of 2 right: Ines Tobar, Bo" in out
+    assert "step_000001: 0 of 1 right by the reward: Bo" in out
+    assert "step_000002: 1 of 2 right by the reward: Ines Tobar, Bo" in out
     assert "[-Bo-]{+Ines Tobar+}" in out
     status, _, err = run("trajectories", "diff", recorded, "1", "2", "--question", "Where")
     assert status == 2 and "no prompt that holds 'Where' in common" in err

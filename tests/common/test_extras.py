@@ -1,6 +1,7 @@
 """Which extra brings a package, and what a message says where it is missing."""
 
 import ast
+import json
 import re
 import sys
 import tomllib
@@ -8,6 +9,7 @@ import tomllib
 import pytest
 from places import ROOT
 
+from services.common.loading import extras
 from services.common.loading.extras import (
     DISTRIBUTIONS,
     EXTRAS,
@@ -110,3 +112,28 @@ def test_messages_and_pages_give_the_same_commands():
     commands = {c for p in PAGES for c in re.findall(r"(?<!uv )pip install '\.\[cpu\]'[^`\n(#]*", text[p])}
     assert {c.strip() for c in commands} == {INSTALL["cpu"]}
     assert INSTALL["cpu"] in how_to_install("cpu")
+
+
+@pytest.mark.parametrize(
+    ("noted", "says"),
+    [
+        (
+            {"url": "file:///my%20wheels/unspiral-1-py3-none-any.whl", "archive_info": {}},
+            "from Unspiral's wheel: pip install '/my wheels/unspiral-1-py3-none-any.whl[redis]'",
+        ),
+        (
+            {"url": "file:///src", "dir_info": {}},
+            "from Unspiral's wheel (WHEEL: its file): pip install 'WHEEL[redis]'",
+        ),
+        (None, "from Unspiral's wheel (WHEEL: its file): pip install 'WHEEL[redis]'"),
+    ],
+)
+def test_an_install_from_a_wheel_is_not_sent_to_a_checkout(monkeypatch, tmp_path, noted, says):
+    class Installed:
+        def read_text(self, name):
+            return json.dumps(noted) if noted and name == "direct_url.json" else None
+
+    monkeypatch.setattr(extras, "_CHECKOUT", tmp_path / "pyproject.toml")
+    monkeypatch.setattr(extras.metadata, "distribution", lambda name: Installed())
+    assert not_installed("redis") == f"redis is not installed; {says}"
+    assert "install '." not in not_installed("torch") and "install .;" not in not_installed("numba")

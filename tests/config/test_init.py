@@ -11,6 +11,7 @@ from trainer.commands.init import text_of
 from trainer.config.explain import explain
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config, leaf_keys, load_config
+from trainer.session.preflight import parameters_by_config
 
 
 @pytest.fixture
@@ -52,16 +53,16 @@ def test_the_file_is_written_once_and_fits_the_model(run, files, tmp_path):
     config = load_config(tmp_path / "unspiral.yaml")
     assert config.trainer.keep_best and config.learner.tokens_per_microbatch == 32768
     status, _, err = run("init", *files)
-    assert (status, err) == (2, "unspiral: --out unspiral.yaml: is there already; give another file\n")
+    assert (status, err) == (2, "unspiral: --out unspiral.yaml: is there already; --overwrite replaces it\n")
 
 
 def test_one_of_corpus_and_index_is_required_and_held_out_questions_are_named_where_there_are_some(
     run, files, tmp_path
 ):
     said = " ".join(run("init", "--help")[1].replace("│", " ").split())
-    assert "It or --index is required." in said and "It or --corpus is required." in said
+    assert "It, --index or --url is required." in said
     status, _, err = run("init", *files[:4])
-    assert status == 2 and "give one of --corpus and --index" in err
+    assert status == 2 and "give one of --corpus, --index and --url" in err
     for more, told in (((), False), (("--eval", "test.jsonl"), True)):
         (tmp_path / "unspiral.yaml").unlink(missing_ok=True)
         assert run("init", *files, "--gpus", 4, *more)[0] == 0
@@ -104,7 +105,7 @@ def test_without_a_gpu_the_values_are_small(tmp_path):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (("--index", "corpus.jsonl"), "init: give one of --corpus and --index"),
+        (("--index", "corpus.jsonl"), "init: give one of --corpus, --index and --url"),
         (("--eval", "nowhere.jsonl"), "--eval nowhere.jsonl: no such file or folder"),
     ],
 )
@@ -136,3 +137,61 @@ def test_sections_are_listed_and_a_misspelt_key_names_the_nearest(run):
     assert status == 2 and "no key lambda; did you mean algorithm.llds.lambda?" in err
     status, _, err = run("config", "explain", "learner.lr.x")
     assert status == 2 and "config explain learner.lr.x: learner.lr holds no keys" in err
+
+
+def test_a_running_retriever_is_named_by_its_address(run, files, tmp_path):
+    status, _, err = run("init", *files[:4], "--url", "http://127.0.0.1:8000")
+    assert status == 0, err
+    config = load_config(tmp_path / "unspiral.yaml")
+    assert (config.retriever.url, config.retriever.corpus) == ("http://127.0.0.1:8000", None)
+    status, _, err = run("init", *files[:4], "--url", "here", "--overwrite")
+    assert status == 2 and err.startswith("unspiral: --url here: expected the address of a retriever")
+
+
+def test_overwrite_replaces_the_file_that_is_there(run, files, tmp_path):
+    (tmp_path / "unspiral.yaml").write_text("mine")
+    assert run("init", *files)[0] == 2 and (tmp_path / "unspiral.yaml").read_text() == "mine"
+    assert run("init", *files, "--overwrite")[0] == 0
+    assert (tmp_path / "unspiral.yaml").read_text().startswith("# Made by `unspiral init`")
+
+
+QWEN_7B = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+    "vocab_size": 152064,
+}
+
+
+def test_a_7b_is_planned_by_its_config_without_its_weights(run, files, tmp_path):
+    (tmp_path / "planned").mkdir()
+    (tmp_path / "planned" / "config.json").write_text(json.dumps(QWEN_7B))
+    status, _, err = run("init", "--model", "planned", *files[2:], "--gpus", 8)
+    assert (
+        status == 0 and "note: planned: no weights there yet; its size is taken from its config.json" in err
+    )
+    text = (tmp_path / "unspiral.yaml").read_text()
+    # 7,615,616,512 by its weights; its query, key and value have 129,024 biases more than are counted.
+    assert parameters_by_config(tmp_path / "planned") == 7_615_616_512 - 28 * (3584 + 2 * 512)
+    assert text.startswith("# Made by `unspiral init` for 7.62 B parameters on 8 GPUs.\n")
+    assert load_config(tmp_path / "unspiral.yaml").learner.ranks == 4
+    for more, says in (
+        ({"num_experts": 8}, "it has experts; fetch"),
+        ({"vocab_size": "x"}, "sizes of a decoder"),
+    ):
+        (tmp_path / "planned" / "config.json").write_text(json.dumps(QWEN_7B | more))
+        status, _, err = run("init", "--model", "planned", *files[2:], "--overwrite")
+        assert status == 2 and says in err and err.count("\n") == 1
+
+
+def test_a_right_answer_in_a_wrong_form_is_right_where_init_chose_the_reward_and_told_of_elsewhere(tmp_path):
+    text = text_of(135_000_000, 0, model="m", data="d.jsonl", held_out="t", source='corpus: "c"')
+    (tmp_path / "c.yaml").write_text(text)
+    assert load_config(tmp_path / "c.yaml").reward.right_at == 0.8
+    (told,) = remarks(load_config(tmp_path / "c.yaml", ["reward.right_at=null"]))
+    assert told.startswith("reward.kind=format gives a right answer in a wrong form 0.8")
+    assert told.endswith("reward.right_at=0.8 calls it right")

@@ -115,7 +115,9 @@ def test_a_command_that_needs_an_extra_says_which(tmp_path):
     config = tmp_path / "c.yaml"
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"question": "who?", "golden_answers": ["a"]}\n')
-    files = f"data: {{train: {questions}}}, retriever: {{corpus: {questions}}}"
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": "a", "contents": "b"}\n')
+    files = f"data: {{train: {questions}}}, retriever: {{corpus: {corpus}}}"
     config.write_text(f"{{model: {{path: {tmp_path}}}, {files}}}")
     done = without(
         HEAVY, f"from trainer.commands.cli import main; main(['train', '--config', {str(config)!r}])"

@@ -110,7 +110,9 @@ def test_columns_of_other_names_are_both_told_at_once_with_the_options_that_read
         status == 2 and "it has neither, its columns are Frage, Antwort; `unspiral data validate` and" in err
     )
     keys = "--question-key COLUMN --answer-key COLUMN"
-    assert err.endswith(f" by {keys}\n")
+    assert err.endswith(
+        f" by {keys}; if it is a corpus, name its columns by --text-key, --title-key and --id-key\n"
+    )
     assert run("data", "validate", str(file), "--question-key", "Frage", "--answer-key", "Antwort")[0] == 0
     err = run("data", "validate", str(file), "--question-key", "Frage")[2]
     assert "--answer-key COLUMN" in err and "--question-key" not in err
@@ -228,3 +230,30 @@ def test_a_malformed_row_is_none_of_those_that_are_looked_up(run, tmp_path, inde
     file.write_text("{broken\n" + json.dumps(QUESTIONS[0]) + "\n", encoding="utf-8")
     out = run("data", "validate", str(file), "--index", index, "--limit", "1")[1]
     assert "for 1 of 1 questions" in out
+
+
+@pytest.mark.parametrize("command", ["convert", "passages"])
+def test_a_file_that_is_there_is_replaced_on_request_alone(run, tmp_path, command):
+    source, out = tmp_path / "q.jsonl", tmp_path / "out.jsonl"
+    row = {"question": "who?", "answer": "Ada"} if command == "convert" else {"id": "a", "text": "b c"}
+    source.write_text(json.dumps(row) + "\n")
+    out.write_text("mine")
+    status, _, err = run("data", command, str(source), str(out))
+    assert (status, err) == (2, f"unspiral: {out}: is there already; --overwrite replaces it\n")
+    assert out.read_text() == "mine"
+    assert run("data", command, str(source), str(out), "--overwrite")[0] == 0
+    assert json.loads(out.read_text())["id"]
+    status, _, err = run("data", command, str(source), str(source))
+    assert status == 2 and "is the source itself" in err
+
+
+def test_the_columns_that_are_told_are_those_of_the_file(run, tmp_path):
+    file = tmp_path / "q.csv"
+    file.write_text("Frage;Antwort\nWer?;Ada\n")
+    for keys in (("Frage", "Antwrt"), ("Frag", "Antwort"), ("Frage", None)):
+        options = [
+            part for pair in zip(("--question-key", "--answer-key"), keys, strict=True) for part in pair
+        ]
+        status, _, err = run("data", "validate", str(file), *(options if keys[1] else options[:2]))
+        assert status == 2 and "columns are Frage, Antwort" in err and "question;" not in err
+        assert "Antwort, " not in err

@@ -94,7 +94,7 @@ def test_rows_are_cut_too_and_keep_their_other_columns(tmp_path, run):
     ]
     own = tmp_path / "own.jsonl"
     own.write_text(json.dumps({"_id": 7, "body": LONG, "url": "https://example.org"}) + "\n")
-    assert run("data", "passages", str(own), str(out), "--words", "100")[0] == 0
+    assert run("data", "passages", str(own), str(out), "--words", "100", "--overwrite")[0] == 0
     assert [(row["id"], row["url"]) for row in rows(out)] == [
         ("7#0", "https://example.org"),
         ("7#1", "https://example.org"),
@@ -190,7 +190,7 @@ def test_what_cannot_be_read_is_left_out_with_skip_bad_and_counted(notes, tmp_pa
     assert len(rows(out)) == 3
     table = tmp_path / "rows.jsonl"
     table.write_text('{"id": 1, "year": 1999}\n{"id": 2, "text": "In basin 4."}\n{broken\n')
-    status, said, _ = run("data", "passages", str(table), str(out), "--skip-bad")
+    status, said, _ = run("data", "passages", str(table), str(out), "--skip-bad", "--overwrite")
     assert status == 0 and "2 files or rows left out" in said and [row["id"] for row in rows(out)] == ["2"]
 
 

@@ -54,7 +54,7 @@ def test_the_command_lists_them_and_ends_with_2_for_the_same_ones_alone(run, fil
     with files[1].open("a") as more:
         more.write('{"question": "where?"}\n')
     _, out, _ = run("data", "validate", str(files[0]), "--against", str(files[1]))
-    assert f"{files[1]}: 1 malformed row of it could not be compared, the first: {files[1]}, line" in out
+    assert f"{files[1]}: 1 of its 4 rows could not be compared, the first: {files[1]}, line" in out
     assert "1 question is the same, 1 near (at least 80% of the words; 1 of these" in out
     clean = write(tmp_path / "clean.jsonl", [(TEN.replace("two", "zero"), "x")])
     status, out, _ = run("data", "validate", str(clean), "--against", str(files[1]))
@@ -78,3 +78,38 @@ def test_no_near_pair_is_missed(tmp_path):
         if len(x & y) / max(1, len(x | y)) >= NEAR
     }
     assert {t.question.id for t in twins(ours, theirs)} == expected and len(expected) > 10
+
+
+def table(file, rows, columns="Frage;Antwort"):
+    file.write_text("\n".join([columns, *rows]) + "\n")
+    return file
+
+
+def test_the_named_columns_count_in_both_files(run, tmp_path):
+    mine = table(tmp_path / "q.csv", ["Wer schrieb Faust?;Goethe", "Wo liegt Rom?;Italien"])
+    other = table(tmp_path / "other.csv", ["wer schrieb Faust;Goethe"])
+    keys = ("--question-key", "Frage", "--answer-key", "Antwort")
+    status, out, err = run("data", "validate", str(mine), *keys, "--against", str(other))
+    assert status == 2 and err == f"unspiral: {mine}: 1 of 2 questions stand in {other} too\n"
+    assert f"same: {mine}, line 2 and {other}, line 2: Wer schrieb Faust?" in out
+    assert "1 question is the same, 0 near" in out and "could not be compared" not in out
+
+
+def test_another_file_with_names_that_need_no_key_is_read_by_them(run, tmp_path):
+    mine = table(tmp_path / "q.csv", ["Wo liegt Rom?;Italien"])
+    other = write(tmp_path / "train.jsonl", [("wo liegt Rom", "Italien")])
+    keys = ("--question-key", "Frage", "--answer-key", "Antwort")
+    status, out, _ = run("data", "validate", str(mine), *keys, "--against", str(other))
+    assert status == 2 and "1 question is the same" in out
+
+
+def test_where_nothing_could_be_compared_there_is_no_all_clear(run, tmp_path):
+    mine = write(tmp_path / "q.jsonl", [("Wer schrieb Faust?", "Goethe")])
+    other = table(tmp_path / "other.csv", ["wer schrieb Faust;Goethe", "Wo liegt Rom?;Italien"])
+    status, out, err = run("data", "validate", str(mine), "--against", str(other))
+    assert status == 2 and "questions are the same" not in out and err.count("\n") == 1
+    assert err.startswith(
+        f"unspiral: {other}: none of its 2 rows could be compared, the first: {other}, line"
+    )
+    status, out, err = run("data", "validate", str(other), "--against", str(mine))
+    assert status == 2 and "the same" not in out and "2 of 2 rows are malformed" in err

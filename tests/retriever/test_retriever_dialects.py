@@ -5,7 +5,10 @@ import shutil
 
 import httpx
 import pytest
+from pydantic import TypeAdapter
 
+from retriever_service.errors import RequestRefused
+from retriever_service.http.forms.schemas import RetrieveRequest, parse_body
 from retriever_service.http.launch import serve_in_thread
 from retriever_service.index_folder.description import verify
 from retriever_service.indexing.build import build_index
@@ -284,3 +287,18 @@ def test_rows_of_a_build_that_was_broken_off_are_those_of_a_whole_one(tmp_path, 
     for row in (0, 1, 149, 150, 299, 300, 399):
         assert opened.rows.row(row) == whole.rows.row(row) == rows[row]
     assert opened.rows.find("u7") == [7] and opened.rows.find("7") == [7] and opened.rows.find("u3") == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "says"),
+    [
+        (True, "return_fields", "return_fields: Input should be 'all' or a valid array"),
+        ("al", "return_fields", "return_fields: Input should be 'all' or a valid array"),
+        (["wiki", 3], "return_fields[1]", "return_fields[1]: Input should be a valid string"),
+    ],
+)
+def test_a_field_of_two_forms_is_refused_by_its_own_name(fields, field, says):
+    body = json.dumps({"query": "who?", "return_fields": fields}).encode()
+    with pytest.raises(RequestRefused) as refused:
+        parse_body(TypeAdapter(RetrieveRequest), body)
+    assert (refused.value.status, refused.value.field, str(refused.value)) == (422, field, says)

@@ -6,7 +6,8 @@ import pytest
 from command_line import run  # noqa: F401
 from suite_rows import evaluation
 
-from trainer.suite.compare import compare, load
+from trainer.suite.compare import compare
+from trainer.suite.finished import load
 
 RIGHT = {
     "nq": [True, True, False, False],
@@ -102,7 +103,10 @@ def test_facts_that_no_retriever_told_are_warned_of(tmp_path):
     ("arguments", "says"),
     [
         (["a"], "eval compare: one evaluation given; expected `eval compare A B`"),
-        (["a", "nowhere"], "nowhere: no such evaluation; expected a folder that"),
+        (
+            ["a", "nowhere"],
+            "nowhere: no such evaluation; expected what `unspiral eval` has kept: a folder with",
+        ),
         (["a", "b", "--metric", "emm"], "--metric emm: accepted are em, f1, subem"),
     ],
 )
@@ -113,6 +117,6 @@ def test_what_is_no_evaluation_is_refused(run, tmp_path, monkeypatch, pair, argu
 
 
 def test_an_unfinished_evaluation_says_how_to_go_on(run, pair):
-    (pair[1] / "result.json").unlink()
+    (pair[1] / "result.json").rename(pair[1] / "plan.json")
     status, _, err = run("eval", "compare", *map(str, pair))
     assert status == 2 and "has no result.json yet; the same `unspiral eval --suite` command goes on" in err

@@ -9,7 +9,7 @@ EXAMPLES = {
     "train": "unspiral train --config examples/demo.yaml run.name=first",
     "warm-start": "unspiral warm-start --config mine.yaml --out models/taught",
     "eval": "unspiral eval --config mine.yaml --checkpoint latest --limit 50",
-    "eval compare": "unspiral eval compare runs/plain/eval runs/llds/eval",
+    "eval compare": "unspiral eval compare plain.answers.jsonl llds.answers.jsonl",
     "eval page": "unspiral eval page results/plain results/llds -o both.html",
     "ask": "unspiral ask --checkpoint latest 'who wrote Hamlet?'",
     "demo": "unspiral demo --steps 4",

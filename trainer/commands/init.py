@@ -14,15 +14,22 @@ from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.user_code import is_import_path
 from services.common.printing.commands import typed
+from services.common.users_files import refuse_to_replace
 from trainer.config.schema import load_config
 from trainer.data.checks.overlap import twins
 from trainer.data.models import is_there, resolve
 from trainer.data.questions import validate
-from trainer.session.preflight import check_index, parameter_count
+from trainer.session.preflight import check_index, parameter_count, parameters_by_config
 
 LARGE, HUGE = 1.0e9, 5.0e9
 """Parameters from which a model trains with checkpointed activations, and from which it needs several ranks
 or adapters."""
+
+PART_MARKS = [
+    "reward:",
+    "  kind: format      # part marks: a small model has little right",
+    "  right_at: 0.8      # a right answer earns 0.8 in a wrong form, and counts as right",
+]
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,7 @@ def text_of(parameters: int, gpus: int, *, model: str, data: str, held_out: str 
         *(f"  {line}" for line in machine.rollout),
         f"  prompts_per_step: {16 if gpus else 4}",
         f"  group_size: {5 if gpus else 4}      # answers per question, compared with each other",
-        *([] if gpus else ["reward:", "  kind: format      # part marks: a small model has little right"]),
+        *([] if gpus else PART_MARKS),
         "learner:",
         *(f"  {line}" for line in machine.learner),
         "  minibatches_per_batch: 2      # LLDS acts from the second optimiser step of a batch on",
@@ -121,19 +128,24 @@ def init(
     ] = None,
     corpus: Annotated[
         str | None,
-        typer.Option(help="Corpus to search, which the run indexes. It or --index is required."),
+        typer.Option(help="Corpus to search, which the run indexes. It, --index or --url is required."),
     ] = None,
     index: Annotated[
         str | None,
-        typer.Option(help="Index to search, made by `unspiral index build`. It or --corpus is required."),
+        typer.Option(help="Index to search, made by `unspiral index build`."),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Address of a running retriever, in place of these.")
     ] = None,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("unspiral.yaml"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
 ) -> None:
     """Write a commented configuration that fits the machine, the model and your data."""
-    if (corpus is None) == (index is None):
-        raise UserError("init: give one of --corpus and --index, the passages that the agent searches")
-    if out.exists():
-        raise UserError(f"--out {out}: is there already; give another file")
+    if sum(one is not None for one in (corpus, index, url)) != 1:
+        raise UserError("init: give one of --corpus, --index and --url, the passages that the agent searches")
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise UserError(f"--url {url}: expected the address of a retriever, such as http://127.0.0.1:8000")
+    refuse_to_replace(f"--out {out}", out, overwrite)
     for option, path in (("--data", data), ("--eval", held_out), ("--corpus", corpus), ("--index", index)):
         if path is None:
             continue
@@ -142,10 +154,14 @@ def init(
             raise UserError(f"{option} {path}: no such file or folder")
         if option == "--index" and not is_import_path(path):
             check_index(option, path)
-    parameters = parameter_count(resolve(model))
-    source = f"corpus: {_quoted(corpus)}" if corpus else f"index: {_quoted(str(index))}"
+    planned = parameters_by_config(Path(model).expanduser())
+    parameters = parameter_count(resolve(model)) if planned is None else planned
+    given = next((name, one) for name, one in (("corpus", corpus), ("index", index), ("url", url)) if one)
+    source = f"{given[0]}: {_quoted(given[1])}"
     write_atomically(out, text_of(parameters, gpus, model=model, data=data, held_out=held_out, source=source))
     load_config(out)
+    if planned is not None:
+        typer.echo(f"note: {model}: no weights there yet; its size is taken from its config.json", err=True)
     for line in _remarks(data, held_out):
         typer.echo(typed(line), err=True)
     typer.echo(

@@ -26,7 +26,13 @@ def remarks(config: Config) -> list[str]:
         lines.append(f"algorithm.loss={a.loss} runs with algorithm.{key}={mine}{why}; its own is {value}")
     if a.loss == "dapo" and not a.overlong.tokens:
         lines.append("algorithm.loss=dapo runs without its length penalty; algorithm.overlong.tokens sets it")
-    return [*lines, *_alone(config), *_garbage_preserved(config), *_without_effect(config)]
+    return [
+        *lines,
+        *_alone(config),
+        *_right_and_called_wrong(config),
+        *_garbage_preserved(config),
+        *_without_effect(config),
+    ]
 
 
 FEW_SAMPLES = 4
@@ -39,6 +45,16 @@ def _alone(config: Config) -> Iterator[str]:
         yield (
             "rollout.group_size=1: an answer has no other to be compared with, so its advantage is its "
             "reward, and a wrong answer with reward 0 teaches nothing; set 2 or more, 5 by default"
+        )
+
+
+def _right_and_called_wrong(config: Config) -> Iterator[str]:
+    """A line where the reward gives an exact answer less than what counts as right."""
+    if config.reward.kind == "format" and config.reward.right_at is None:
+        yield (
+            "reward.kind=format gives a right answer in a wrong form 0.8, and what counts as right is a "
+            "reward of 1 at least: LLDS, logp/right and `right` of an evaluation call such an answer wrong; "
+            "reward.right_at=0.8 calls it right"
         )
 
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from retriever_service.cli import IdKey, TextKey, TitleKey
+from retriever_service.index_folder.keys import NO_KEYS as NO_CORPUS_KEYS
+from retriever_service.index_folder.keys import CorpusKeys
 from retriever_service.settings import ServerSettings
 from services.common import hub
 from services.common.counting import counted
@@ -15,11 +18,11 @@ from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.printing.console import Console
 from services.common.progress import progress_on
-from services.common.users_files import one_out
+from services.common.users_files import one_out, refuse_to_replace
 from services.contracts import Question
 from trainer.config.schema import Config, load_config
 from trainer.data import documents
-from trainer.data.checks.overlap import NEAR, twins
+from trainer.data.checks.overlap import NEAR, Against, twins
 from trainer.data.columns import Keys
 from trainer.data.convert import convert
 from trainer.data.models import aside, fetch
@@ -53,6 +56,7 @@ AnswerKey = Annotated[
     str | None,
     typer.Option(metavar="COLUMN", help="Column of the answers, or a key in one, such as metadata.answer."),
 ]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
 
 
 @data_app.command("validate")
@@ -80,15 +84,24 @@ def validate_command(
     ] = 2000,
     question_key: QuestionKey = None,
     answer_key: AnswerKey = None,
+    text_key: TextKey = None,
+    title_key: TitleKey = None,
+    id_key: IdKey = None,
 ) -> None:
     """Read every row and count the questions of each data source, or the passages of a corpus. Malformed rows
-    are listed, and make the exit status 2; so do questions of --against."""
+    are listed, and make the exit status 2; so do questions of --against. The keys of a question count in both
+    files, and those of a passage say that PATH is a corpus."""
     keys = Keys(question_key, answer_key)
+    of_corpus = CorpusKeys(text_key, title_key, id_key)
+    if of_corpus and keys != NO_KEYS:
+        raise UserError(
+            "data validate: --text-key, --title-key and --id-key are of a corpus, the others of questions"
+        )
     path = hub.local_file("data validate", path, aside)
-    if keys == NO_KEYS and passages.is_corpus(path):
+    if of_corpus or (keys == NO_KEYS and passages.is_corpus(path)):
         if index or config or against:
             raise UserError(f"{path}: is a corpus; --index, --config and --against go with questions")
-        _validate_corpus(path)
+        _validate_corpus(path, of_corpus)
         return
     settings = load_config(config) if config else None
     with progress_on(Console(stderr=True)) as tell:
@@ -125,7 +138,7 @@ def validate_command(
         )
     if report.odd:
         typer.echo(f"{counted(len(report.odd), 'row looks', 'rows look')} {ODDLY}")
-    same = _list_twins(path, against) if against is not None else 0
+    same = _list_twins(path, against, keys) if against is not None and report.good else 0
     if report.good and (index or settings):
         _look_up(path, keys, index, topk, limit, settings)
     if report.problems:
@@ -142,14 +155,18 @@ def _expected(path: Path) -> int:
         return 1
 
 
-def _validate_corpus(path: Path) -> None:
+def _validate_corpus(path: Path, keys: CorpusKeys = NO_CORPUS_KEYS) -> None:
     with progress_on(Console(stderr=True)) as tell:
         rows = _expected(path)
-        report = passages.validate_corpus(path, lambda n: tell("read", min(1.0, n / rows), f"{n:,} passages"))
+        report = passages.validate_corpus(
+            path, lambda n: tell("read", min(1.0, n / rows), f"{n:,} passages"), keys
+        )
     for line in (*report.problems, *report.notes):
         typer.echo(line)
     typer.echo(f"{path}: a corpus of {counted(report.passages, 'passage')}")
-    if report.numbered:
+    if report.numbered and keys:
+        typer.echo("its rows have no ids and are numbered from 0; --id-key names a column of ids")
+    elif report.numbered:
         typer.echo(
             "its rows have no ids and are numbered from 0; if they are questions, name their columns by "
             "--question-key and --answer-key"
@@ -157,10 +174,21 @@ def _validate_corpus(path: Path) -> None:
     for count, what in (
         (report.empty, ("passage is empty", "passages are empty")),
         (report.odd, (f"passage looks {ODDLY}", f"passages look {ODDLY}")),
+        (
+            report.long,
+            (
+                f"passage has more than {passages.LONG} words",
+                f"passages have more than {passages.LONG} words",
+            ),
+        ),
         (report.same_texts, ("passage has the text of another one", "passages have the text of another one")),
     ):
         if count:
             typer.echo(counted(count, *what))
+    if report.long:
+        typer.echo(
+            "a search result is cut at rollout.max_obs_tokens: `unspiral data passages` divides long texts"
+        )
     wrong = []
     if report.malformed:
         bad = f"{report.malformed:,} of {report.malformed + report.passages:,} rows are malformed"
@@ -210,10 +238,10 @@ def _look_up(path: Path, keys: Keys, index: str | None, topk: int, limit: int, c
             typer.echo(line)
 
 
-def _list_twins(path: Path, against: Path) -> int:
+def _list_twins(path: Path, against: Path, keys: Keys) -> int:
     """Print the questions that are in both files, or nearly; how many are the same."""
-    unread: list[BadRow] = []
-    found = twins(path, against, unread)
+    read = Against()
+    found = twins(path, against, read, keys)
     same = [twin for twin in found if twin.similarity == 1]
     near = [twin for twin in found if twin.similarity < 1]
     _list([f"same: {twin.place} and {twin.other_place}: {twin.question.text}" for twin in same])
@@ -224,9 +252,9 @@ def _list_twins(path: Path, against: Path) -> int:
             for twin in near
         ]
     )
-    if unread:
-        rows = counted(len(unread), "malformed row", "malformed rows")
-        typer.echo(f"{against}: {rows} of it could not be compared, the first: {unread[0]}")
+    if read.unread:
+        rows = f"{len(read.unread):,} of its {counted(read.rows, 'row')}"
+        typer.echo(f"{against}: {rows} could not be compared, the first: {read.unread[0]}")
     agree = sum(twin.answers_agree for twin in near)
     typer.echo(
         f"against {against}: {counted(len(same), 'question is', 'questions are')} the same, "
@@ -268,9 +296,11 @@ def convert_command(
     ] = False,
     question_key: QuestionKey = None,
     answer_key: AnswerKey = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Write the questions in another format, by the file's ending."""
     dst = one_out("data convert", dst, out)
+    refuse_to_replace(str(dst), dst, overwrite, src)
     done = convert(
         hub.local_file("data convert", src, aside),
         dst,
@@ -297,10 +327,12 @@ def passages_command(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out what cannot be read and count it.")
     ] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Write documents of your own as a corpus of passages. Each passage has whole paragraphs, as far as they
     fit, with the document's title and heading; rows without an id get one, and so do those with the id of an
     earlier one."""
+    refuse_to_replace(str(dst), dst, overwrite, src)
     made = documents.write_passages(src, dst, words=words, skip_bad=skip_bad)
     for lines in ([f"{place}: no text" for place in made.empty], made.left_out, made.renamed):
         _list(lines)

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from services.common.errors import UserError
-from services.common.records import field_of
+from services.common.records import field_of, read_records
 from services.common.records.columns import CONTENTS, IDENTITY, QUESTION, is_missing, plain_name
 from services.common.records.files import json_value
 from services.contracts import Question
@@ -71,9 +72,17 @@ class Keys:
             (key or "").partition(".")[0] for key in (self.question, self.answer)
         }
 
+    def of_file(self, path: str | Path) -> Keys:
+        """Those of which the first row has the column: another file may have names that need no key."""
+        first = next((one.fields for one in read_records(path) if one.fields is not None), None) or {}
+        return Keys(
+            *(key if (key or "").partition(".")[0] in first else None for key in (self.question, self.answer))
+        )
+
     def applied(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """The row with the named columns in the place of those that count otherwise. Raises UserError where
         it lacks one."""
+        columns = ", ".join(map(str, row)) or "none"  # as they are, before one is put in another's place
         for option, key, mine, others in (
             ("--question-key", self.question, "question", QUESTION),
             ("--answer-key", self.answer, "golden_answers", (*REWARD, *ANSWERS, *ALIASES)),
@@ -84,7 +93,6 @@ class Keys:
             for part in key.split("."):
                 value = value.get(part) if isinstance(value, Mapping) else None
             if is_missing(value):
-                columns = ", ".join(map(str, row)) or "none"
                 raise UserError(f"{option} {key}: nothing is there; the columns are {columns}")
             row = {name: held for name, held in row.items() if plain_name(name) not in others} | {mine: value}
         return row
@@ -154,7 +162,7 @@ def _golden(row: Mapping[str, Any], names: str) -> tuple[str, tuple[str, ...]]:
             )
         raise UserError(
             "expected `question` (or query, problem, prompt, ...) and `golden_answers` (or answers, answer, "
-            f"...); it has neither, its columns are {names}{yours}"
+            f"...); it has neither, its columns are {names}{yours}{OF_A_CORPUS if yours else ''}"
         )
     raise UserError(
         "expected `golden_answers` (or answers, answer, possible_answers, ground_truth, "
@@ -169,6 +177,9 @@ def _name_yours(options: str, names: str) -> str:
     if all(plain_name(name) in known for name in names.split(", ")):
         return ""
     return f"; `unspiral data validate` and `data convert` read columns of other names by {options}"
+
+
+OF_A_CORPUS = "; if it is a corpus, name its columns by --text-key, --title-key and --id-key"
 
 
 def _ground_truth(own: str, value: Any) -> tuple[str, Any]:

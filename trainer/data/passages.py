@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from retriever_service.index_folder.corpus import are_numbered, corpus_files, is_one_file_of_lines
+from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys
 from retriever_service.index_folder.passages import Row, row_of
 from retriever_service.index_folder.repeated import again
 from retriever_service.index_folder.rows import hash_of
@@ -21,6 +22,8 @@ from trainer.data.columns import ANSWERS, PROMPT, REWARD
 ODD = re.compile("\N{REPLACEMENT CHARACTER}|Ã[\x80-\xbf]|â€|Â[\xa0-\xbf]")
 """What UTF-8 looks like that was read in another encoding and written again."""
 SHOWN = 10
+LONG = 1000
+"""Words from which on a passage is told of: the papers' have 100, and a search shows some whole ones."""
 
 
 @dataclass
@@ -32,6 +35,7 @@ class CorpusReport:
     malformed: int = 0
     empty: int = 0
     odd: int = 0
+    long: int = 0
     same_ids: int = 0
     same_texts: int = 0
     notes: list[str] = field(default_factory=list)
@@ -56,7 +60,9 @@ def is_corpus(path: Path) -> bool:
         return False
 
 
-def validate_corpus(path: Path, on_rows: Callable[[int], None] = lambda rows: None) -> CorpusReport:
+def validate_corpus(
+    path: Path, on_rows: Callable[[int], None] = lambda rows: None, keys: CorpusKeys = NO_KEYS
+) -> CorpusReport:
     """Read a whole corpus. Raises UserError only where a file itself cannot be read.
 
     Takes 16 bytes per passage: hashes of ids and texts, which are compared at the end.
@@ -64,9 +70,10 @@ def validate_corpus(path: Path, on_rows: Callable[[int], None] = lambda rows: No
     report = CorpusReport()
     ids = array("Q")
     texts = array("Q")
-    numbers = are_numbered(path)
+    keys.check(path)
+    numbers = are_numbered(path, keys)
     report.numbered = numbers
-    for place, row in _rows(path, numbers):
+    for place, row in _rows(path, numbers, keys):
         if (report.passages + report.malformed) % 1000 == 999:
             on_rows(report.passages + report.malformed + 1)
         if isinstance(row, ValueError):
@@ -84,16 +91,19 @@ def validate_corpus(path: Path, on_rows: Callable[[int], None] = lambda rows: No
             report.odd += 1
             text = "the text looks like UTF-8 that was read as another encoding"
             _note(report, f"{place}: {text}", report.odd)
+        if (words := len(row.contents.split())) > LONG:
+            report.long += 1
+            _note(report, f"{place}: the passage {row.id!r} has {words:,} words", report.long)
     same_ids, same_texts = again(ids), again(texts)
     report.same_ids = len(same_ids)
     report.same_texts = len(same_texts)
     _note_repeated(
-        report, path, {ids[at] for at in same_ids[:SHOWN]}, {texts[at] for at in same_texts[:SHOWN]}
+        report, path, keys, {ids[at] for at in same_ids[:SHOWN]}, {texts[at] for at in same_texts[:SHOWN]}
     )
     return report
 
 
-def _rows(path: Path, numbers: bool) -> Iterator[tuple[str, Row | ValueError]]:
+def _rows(path: Path, numbers: bool, keys: CorpusKeys) -> Iterator[tuple[str, Row | ValueError]]:
     """The place of each row, and the row or the reason why it is none."""
     lines = is_one_file_of_lines(corpus_files(path))  # a build numbers these by their lines
     for number, record in enumerate(read_records(path), 1):
@@ -102,18 +112,23 @@ def _rows(path: Path, numbers: bool) -> Iterator[tuple[str, Row | ValueError]]:
                 raise ValueError(record.problem)
             yield (
                 record.place,
-                row_of(record.fields, (record.number if lines else number) - 1 if numbers else None),
+                row_of(
+                    keys.applied(record.fields),
+                    (record.number if lines else number) - 1 if numbers else None,
+                ),
             )
         except ValueError as error:
             yield record.place, error
 
 
-def _note_repeated(report: CorpusReport, path: Path, ids: set[int], texts: set[int]) -> None:
+def _note_repeated(
+    report: CorpusReport, path: Path, keys: CorpusKeys, ids: set[int], texts: set[int]
+) -> None:
     """Read the corpus again, as far as needed, for the places of a few ids and texts that stand twice, given
     by their hashes."""
     places: dict[str, str] = {}
     left = {"the id of": min(SHOWN, report.same_ids), "the text of": min(SHOWN, report.same_texts)}
-    for place, row in _rows(path, report.numbered) if any(left.values()) else ():
+    for place, row in _rows(path, report.numbered, keys) if any(left.values()) else ():
         if isinstance(row, ValueError):
             continue
         for what, hashes, value in (("the id of", ids, row.id), ("the text of", texts, row.contents)):

@@ -164,7 +164,9 @@ def _parsed_record(record: Record, number: int, source: str, keys: Keys) -> tupl
     if record.fields is None:
         return BadRow(record.place, record.problem)
     try:
-        return record, question_of(keys.applied(record.fields), number, source, record.names)
+        return record, question_of(
+            keys.applied(record.fields), number, source, record.names or list(record.fields)
+        )
     except UserError as error:
         return BadRow(record.place, str(error))
     except RecursionError:

@@ -20,13 +20,16 @@ import psutil
 
 from retriever_service.addresses import check_address
 from retriever_service.errors import IndexInvalid
+from retriever_service.index_folder.corpus import read_corpus
 from retriever_service.index_folder.description import IndexInfo, read_info, stamp_of
+from retriever_service.index_folder.keys import CorpusKeys
 from retriever_service.search.users_index import load_search
 from services.common import hub
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.loading.user_code import is_import_path
 from services.common.names import accepted
 from services.common.redaction import address_without_secrets
+from services.common.users_files import load_object, reading
 from services.contracts import Question
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import Template, make_template
@@ -69,6 +72,8 @@ def check_named_files(config: Config) -> None:
         raise UserError(f"{'; '.join(missing)}: no such file or folder")
     for key, index in indexes_of(config).items():
         check_index(key, index)
+    for key, settings in _retrievers(config):
+        check_corpus(key, settings)
     for key, value in named.items():
         if value and models.on_hub(value) and not key.endswith(("model.path", ".index")):
             hub.local_file(key, value, models.aside)
@@ -110,6 +115,23 @@ def check_retrievers(config: Config) -> None:
         corpus = settings.corpus
         if corpus and not models.is_there(corpus):
             raise UserError(f"{key}.corpus: {corpus}: no such file or folder; docs/data.md says what is read")
+        check_corpus(key, settings)
+
+
+def keys_of(settings: RetrieverSettings) -> CorpusKeys:
+    """Columns of the corpus that the configuration names."""
+    return CorpusKeys(settings.text_key, settings.title_key, settings.id_key)
+
+
+def check_corpus(key: str, settings: RetrieverSettings) -> None:
+    """Raises UserError where the first row of a corpus file is no passage: after the start of Ray it would be
+    learnt late. The other rows are read by the build."""
+    if not settings.corpus or not Path(settings.corpus).exists():  # a name of the laboratory or the hub
+        return
+    try:
+        next(read_corpus(settings.corpus, skip_bad=settings.skip_bad, keys=keys_of(settings)), None)
+    except UserError as e:
+        raise UserError(f"{key}.corpus: {e}") from None
 
 
 def check_addresses(config: Config) -> None:
@@ -197,6 +219,25 @@ def check_one_sequence(template: Template, settings: RolloutSettings) -> None:
 def parameter_count(model: Path) -> int:
     """Parameters of a Hugging Face folder."""
     return sum(math.prod(shape) for _, shape in _shapes(model))
+
+
+def parameters_by_config(model: Path) -> int | None:
+    """Parameters by the sizes in config.json, of a folder that has it and no weights yet; None for another.
+    Raises UserError where it is no decoder whose layers are alike: experts are counted by their weights."""
+    file = model / "config.json"
+    if not file.is_file() or any(model.glob("*.safetensors")):
+        return None
+    settings = load_object(file, f"{model}: config.json")
+    experts = any("expert" in name for name in settings)
+    with reading(f"{model}: no weights there, and config.json", "the sizes of a decoder"):
+        if experts:
+            raise ValueError("it has experts; fetch the weights first")
+        width, heads = settings["hidden_size"], settings["num_attention_heads"]
+        head = settings.get("head_dim") or width // heads
+        attention = width * head * 2 * (heads + (settings.get("num_key_value_heads") or heads))
+        layer = attention + 3 * width * settings["intermediate_size"] + 2 * width
+        embeddings = (1 if settings.get("tie_word_embeddings") else 2) * settings["vocab_size"] * width
+        return int(settings["num_hidden_layers"] * layer + embeddings + width)
 
 
 def adapter_count(model: Path, lora: LoRASettings) -> int:

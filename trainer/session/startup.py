@@ -47,6 +47,7 @@ from trainer.session.preflight import (
     check_prompts,
     check_retrievers,
     check_room,
+    keys_of,
 )
 from trainer.session.ray_watch import (
     RECONNECT_SECONDS,
@@ -198,9 +199,9 @@ async def index_of(settings: RetrieverSettings, name: str, config: Config, say: 
         raise UserError("retriever needs one of url, index, corpus")
     say(f"indexing {given}")
     folder = config.run_dir / f"{name}_index"
-    corpus = models.resolve_file(given)
+    make = partial(index_corpus, models.resolve_file(given), folder, keys=keys_of(settings))
     with told(say, f"the index of {given}"):
-        skipped = await asyncio.to_thread(index_corpus, corpus, folder, skip_bad=settings.skip_bad)
+        skipped = await asyncio.to_thread(make, skip_bad=settings.skip_bad)
     if skipped:
         say(f"{given}: {skipped:,} malformed or repeated lines left out (skip_bad)")
     return str(folder)

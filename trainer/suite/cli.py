@@ -12,7 +12,9 @@ import typer
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
-from trainer.suite.compare import compare, load
+from trainer.suite.compare import compare
+from trainer.suite.finished import load, load_result
+from trainer.suite.sets import in_order
 from trainer.suite.shown.page import page
 from trainer.suite.shown.tables import COLUMNS, HEADS, as_printed, latex_together, rows_of, together
 
@@ -24,7 +26,9 @@ def compare_command(
     results: Annotated[
         list[Path],
         typer.Argument(
-            metavar="EVALUATION", help="Folders of `eval --suite`. Each is compared with the first."
+            metavar="EVALUATION",
+            help="Folders of `eval --suite`, or answers that `eval` has kept: NAME.answers.jsonl, or a "
+            "folder with answers.jsonl. Each is compared with the first.",
         ),
     ],
     metric: Annotated[
@@ -63,7 +67,7 @@ def page_command(
 ) -> None:
     """Write the exact match of evaluations into one table, beside the rows that papers print (LaTeX: as
     comments)."""
-    write_atomically(out, _written_as(out.suffix, [load(folder).result for folder in results]))
+    write_atomically(out, _written_as(out.suffix, [load_result(folder) for folder in results]))
     typer.echo(f"written to {out}")
 
 
@@ -85,26 +89,35 @@ def report(found: dict[str, Any], flips: int) -> list[str]:
         f"{found['second']} minus {found['first']}, {found['metric']}, {counted(found['n'], 'question')}"
     ]
     lines += [f"warning: {warning}" for warning in found["warnings"]]
-    heads = f"{'':10} {'n':>7} {'first':>7} {'second':>7} {'difference, interval':>24}"
-    lines.append(f"{heads} {'better':>7} {'worse':>6} {'p':>7}")
     entries = found["sets"] | found["averages"]
-    lines += [_line(HEADS[name], entries[name]) for name in COLUMNS if name in entries]
+    width = max(10, *(len(HEADS.get(name, name)) for name in entries))
+    heads = f"{'':{width}} {'n':>7} {'first':>7} {'second':>7} {'difference, interval':>24}"
+    lines.append(f"{heads} {'better':>7} {'worse':>6} {'p':>7}")
+    lines += [_line(HEADS.get(name, name), width, entries[name]) for name in _order(found)]
     for name in found["sets"]:
         of_set = [flip for flip in found["flipped"] if flip["set"] == name]
         if of_set and flips:
-            lines += ["", f"{HEADS[name]}: {len(of_set):,} differ"]
+            lines += ["", f"{HEADS.get(name, name)}: {len(of_set):,} differ"]
             lines += [text for flip in of_set[:flips] for text in _flip(flip)]
             if len(of_set) > flips:
                 lines.append(f"  ... and {len(of_set) - flips:,} more (--flips, --json)")
     return [*lines, ""]
 
 
-def _line(name: str, entry: dict[str, Any]) -> str:
+def _order(found: dict[str, Any]) -> list[str]:
+    """The papers' columns; sources of one's own stand before the averages of all."""
+    own = [name for name in in_order(found["sets"]) if name not in COLUMNS]
+    *columns, macro, micro = COLUMNS
+    there = found["sets"] | found["averages"]
+    return [name for name in (*columns, *own, macro, micro) if name in there]
+
+
+def _line(name: str, width: int, entry: dict[str, Any]) -> str:
     difference = entry["difference"]
     interval = f"{difference['mean']:+.3f} ({difference['low']:+.3f} to {difference['high']:+.3f})"
     tested = f" {entry['better']:7} {entry['worse']:6} {entry['p']:7.3g}" if "p" in entry else ""
     n = f"{entry['n']:,}" if "n" in entry else ""
-    return f"{name:10} {n:>7} {entry['first']:7.3f} {entry['second']:7.3f} {interval:>24}{tested}"
+    return f"{name:{width}} {n:>7} {entry['first']:7.3f} {entry['second']:7.3f} {interval:>24}{tested}"
 
 
 def _flip(flip: dict[str, Any]) -> list[str]:

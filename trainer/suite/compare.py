@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,26 +9,12 @@ import numpy as np
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.names import accepted
-from services.common.users_files import load_object
+from trainer.suite.finished import Evaluation
 from trainer.suite.protocol import NOT_COMPARED, differing, unknown_to_both
-from trainer.suite.result import RESULT_FILE
-from trainer.suite.rows import ANSWERS_FILE, GREEDY, METRICS, Row, read_rows
-from trainer.suite.sets import SETS, drawn
+from trainer.suite.rows import METRICS, Row
+from trainer.suite.sets import in_order
 from trainer.suite.statistics import Estimates, sign_test
 
-NEEDED = (
-    "suite",
-    "method",
-    "model",
-    "protocol",
-    "sets",
-    "sources",
-    "averages",
-    "interval",
-    "n",
-    "missing_sets",
-)
-"""Keys of a result."""
 OF_A_METHOD = {
     "template",
     "prompt_digest",
@@ -45,73 +29,32 @@ OF_SEARCHING = {"top_k", "max_obs_tokens", "retriever"}
 """Facts that a method without search has not."""
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """A finished evaluation, as its folder holds it."""
-
-    label: str
-    result: dict[str, Any]
-    greedy: dict[str, Row]
-    """The greedy rows by key."""
-
-
-def load(given: Path) -> Evaluation:
-    """The evaluation of a folder, or of its result.json or answers.jsonl. Raises UserError where there is
-    none or it has not come to its end."""
-    folder = given.parent if given.is_file() else given
-    if not (folder / RESULT_FILE).is_file():
-        unfinished = (folder / ANSWERS_FILE).is_file()
-        raise UserError(
-            f"{given}: "
-            + (
-                f"has no {RESULT_FILE} yet; the same `unspiral eval --suite` command goes on with it"
-                if unfinished
-                else "no such evaluation; expected a folder that `unspiral eval --suite` wrote"
-            )
-        )
-    result = load_object(folder / RESULT_FILE)
-    if not all(key in result for key in NEEDED):
-        raise UserError(f"{folder / RESULT_FILE}: expected what `unspiral eval --suite` writes")
-    rows = {row["key"]: row for row in read_rows(folder / ANSWERS_FILE) if row["sample"] == GREEDY}
-    return Evaluation(str(given), result, _of_result(result, rows))
-
-
-def _of_result(result: dict[str, Any], rows: dict[str, Row]) -> dict[str, Row]:
-    """The rows that the result is of: the file holds more where a smaller limit was asked for last."""
-    kept: set[str] = set()
-    for name, about in result["sets"].items():
-        keys = [key for key, row in rows.items() if row["set"] == name]
-        kept |= set(keys) if about["seed"] is None else drawn(keys, about["n"], about["seed"])
-    return {key: row for key, row in rows.items() if key in kept}
-
-
 def compare(first: Evaluation, second: Evaluation, metric: str = "em") -> dict[str, Any]:
     """Second minus first on the questions that both have. JSON-able:
 
-    `sets` and `averages`: of each `n`, `first` and `second` (means), `difference` (mean, low, high); of each
-    set and of micro also `better` and `worse` (questions) and `p` (exact sign test, two-sided); `flipped`:
-    the questions whose score differs; `warnings`: why the two may not be comparable. Raises UserError.
+    `sets` (data sources, where neither is a suite's) and `averages`: of each `n`, `first` and `second`
+    (means), `difference` (mean, low, high); of each set and of micro also `better` and `worse` (questions)
+    and `p` (exact sign test, two-sided); `flipped`: the questions whose score differs; `warnings`: why the
+    two may not be comparable. Raises UserError.
     """
     if metric not in METRICS:
         raise UserError(f"--metric {metric}: {accepted(metric, METRICS)}")
+    suites = first.result is not None and second.result is not None
+    # The keys of a suite hold the set; those of plain evaluations are whatever ids their files had.
+    a, b = (one.greedy if suites else one.by_question() for one in (first, second))
     # By key, not as the answers came: the same answers have the same intervals.
-    both = [
-        key
-        for key in sorted(first.greedy)
-        if key in second.greedy and _same(first.greedy[key], second.greedy[key])
-    ]
+    both = [key for key in sorted(a) if key in b and _same(a[key], b[key])]
     if not both:
         raise UserError(f"{first.label} and {second.label}: no question is in both")
-    by_set: dict[str, list[str]] = {name: [] for name in SETS}
+    names = b if first.result is None and second.result is not None else a
+    by_set: dict[str, list[str]] = {}
     for key in both:
-        by_set[first.greedy[key]["set"]].append(key)
-    scores = {
-        name: np.array([[_score(one, key, metric) for one in (first, second)] for key in keys], float)
-        for name, keys in by_set.items()
-        if keys
-    }
+        by_set.setdefault(names[key]["set"], []).append(key)
     # Columns: first, second, difference. The intervals of the difference come from the same rows of both.
-    columns = {name: np.column_stack([pair, pair[:, 1] - pair[:, 0]]) for name, pair in scores.items()}
+    columns: dict[str, np.ndarray] = {}
+    for name in in_order(by_set):
+        pair = np.array([[_score(rows[key], metric) for rows in (a, b)] for key in by_set[name]], float)
+        columns[name] = np.column_stack([pair, pair[:, 1] - pair[:, 0]])
     estimates = Estimates(columns)
     every = np.concatenate([columns[name][:, 2] for name in columns])
     averages = [estimates.averages(column) for column in range(3)]
@@ -131,17 +74,20 @@ def compare(first: Evaluation, second: Evaluation, metric: str = "em") -> dict[s
             for name in averages[0]
         },
         "flipped": [
-            _flip(first.greedy[key], second.greedy[key], metric)
+            _flip(name, a[key], b[key], metric)
             for name in columns
             for key in by_set[name]
-            if _score(first, key, metric) != _score(second, key, metric)
+            if _score(a[key], metric) != _score(b[key], metric)
         ],
-        "warnings": _warnings(first, second, len(both)),
+        "warnings": [
+            *_of_protocols(first, second),
+            *_left_out((first.label, a), (second.label, b), len(both)),
+        ],
     }
 
 
-def _score(one: Evaluation, key: str, metric: str) -> float:
-    return float(one.greedy[key]["scores"][metric])
+def _score(row: Row, metric: str) -> float:
+    return float(row["scores"][metric])
 
 
 def _same(a: Row, b: Row) -> bool:
@@ -157,10 +103,10 @@ def _tested(differences: np.ndarray) -> dict[str, Any]:
     return {"better": better, "worse": worse, "p": p}
 
 
-def _flip(a: Row, b: Row, metric: str) -> dict[str, Any]:
+def _flip(name: str, a: Row, b: Row, metric: str) -> dict[str, Any]:
     return {
         "key": a["key"],
-        "set": a["set"],
+        "set": name,
         "question": a["question"],
         "golden_answers": a["golden_answers"],
         "scores": [a["scores"][metric], b["scores"][metric]],
@@ -169,27 +115,36 @@ def _flip(a: Row, b: Row, metric: str) -> dict[str, Any]:
     }
 
 
-def _warnings(first: Evaluation, second: Evaluation, both: int) -> list[str]:
+def _of_protocols(first: Evaluation, second: Evaluation) -> list[str]:
     """What makes the difference one of something else than the weights or the method."""
-    warnings = []
+    plain = [one.label for one in (first, second) if one.result is None]
+    if first.result is None or second.result is None:
+        keep = "keep" if len(plain) > 1 else "keeps"
+        return [
+            f"{' and '.join(plain)} {keep} no protocol, as `eval --suite` does: whether both were asked in "
+            "the same way (template, limits, retriever) is not checked"
+        ]
     a, b = first.result, second.result
     ignored: set[str] = {*NOT_COMPARED}
     if a["method"] != b["method"]:  # another method is another prompt, and may use its turns otherwise
         ignored |= OF_A_METHOD
         if _one_searches_not(a, b):
             ignored |= OF_SEARCHING
-    warnings += [f"protocol differs: {line}" for line in differing(a["protocol"], b["protocol"], ignored)]
+    warnings = [f"protocol differs: {line}" for line in differing(a["protocol"], b["protocol"], ignored)]
     if unknown := unknown_to_both(a["protocol"], b["protocol"]):
         warnings.append(f"the retriever of neither told its {', '.join(unknown)}, which may differ")
-    for label, one in ((first.label, first), (second.label, second)):
-        if len(one.greedy) > both:
-            left = counted(len(one.greedy) - both, "question is", "questions are")
+    return warnings
+
+
+def _left_out(first: tuple[str, dict[str, Row]], second: tuple[str, dict[str, Row]], both: int) -> list[str]:
+    """Questions that are not compared. Each: an evaluation's label, and its rows."""
+    warnings = []
+    for label, rows in (first, second):
+        if len(rows) > both:
+            left = counted(len(rows) - both, "question is", "questions are")
             warnings.append(f"{left} left out, which only {label} has")
-    changed = [
-        key
-        for key, row in first.greedy.items()
-        if key in second.greedy and not _same(row, second.greedy[key])
-    ]
+    a, b = first[1], second[1]
+    changed = [row["key"] for key, row in a.items() if key in b and not _same(row, b[key])]
     if changed:
         warnings.append(
             f"{counted(len(changed), 'question has', 'questions have')} other words or golden answers: "

@@ -91,13 +91,13 @@ def read_rows(path: Path) -> list[Row]:
         try:
             row = json.loads(line)
             key = (row["key"], row["sample"])
-            fits = isinstance(row["set"], str) and all(metric in row["scores"] for metric in METRICS)
+            texts = (row["key"], row["set"], row["question"])
+            fits = all(isinstance(one, str) for one in texts) and isinstance(row["golden_answers"], list)
+            fits = fits and all(metric in row["scores"] for metric in METRICS)
         except (ValueError, KeyError, TypeError):
             fits = False
         if not fits:
-            raise UserError(
-                f"{path}, line {number}: not a row of answers that `unspiral eval --suite` writes"
-            )
+            raise UserError(f"{path}, line {number}: not a row of answers that `unspiral eval` writes")
         if key in seen:
             raise UserError(f"{path}, line {number}: {key[0]}, sample {key[1]}, comes a second time")
         seen.add(key)

@@ -134,6 +134,12 @@ def set_of(name: str) -> str | None:
     return plain if plain in SETS else None
 
 
+def in_order(names: Iterable[str]) -> list[str]:
+    """The seven in the order of SETS, then other data sources by name."""
+    places = {name: at for at, name in enumerate(SETS)}
+    return sorted(names, key=lambda name: (places.get(name, len(SETS)), name))
+
+
 def split_of(file: Path) -> str:
     """`dev` of `hotpotqa/dev.jsonl`, `hotpotqa_dev.jsonl` and `dev-00000-of-00002.parquet`; "" where neither
     the name nor the folder says one."""
@@ -188,8 +194,14 @@ def read_suite(
     ]
     if not sets:
         others = ", ".join(left_out) or "none"
+        own = (
+            "; questions of your own go without --suite: `unspiral eval --data FILE` keeps each answer, and "
+            "`unspiral eval compare` compares two such files"
+            if left_out
+            else ""
+        )
         raise UserError(
-            f"{path}: holds no questions of {', '.join(SETS)} (split {split}); data sets there: {others}"
+            f"{path}: holds no questions of {', '.join(SETS)} (split {split}); data sets there: {others}{own}"
         )
     return Suite(sets, left_out)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from trainer.suite.sets import GENERAL, MULTI_HOP, SETS
+from trainer.suite.sets import GENERAL, MULTI_HOP, SETS, in_order
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -59,10 +60,9 @@ class Estimates:
     """
 
     def __init__(self, by_set: Mapping[str, np.ndarray], resamples: int = RESAMPLES, seed: int = 0):
-        self.by_set = {name: by_set[name] for name in SETS if name in by_set}
-        self._seed = seed
+        self.by_set = {name: by_set[name] for name in in_order(by_set)}
         self._drawn = {
-            name: resampled_means(scores, resamples, np.random.default_rng([self._seed, SETS.index(name)]))
+            name: resampled_means(scores, resamples, np.random.default_rng([seed, _number_of(name)]))
             for name, scores in self.by_set.items()
         }
 
@@ -82,6 +82,13 @@ class Estimates:
         drawn = sum(self._drawn[name][:, column] * n for name, n in sizes.items()) / total
         value = math.fsum(float(scores[:, column].sum()) for scores in self.by_set.values()) / total
         return out | {MICRO: _estimate(value, np.asarray(drawn))}
+
+
+def _number_of(name: str) -> int:
+    """Seeds the draws of a set: whatever other sets are there, its own have the same intervals."""
+    if name in SETS:
+        return SETS.index(name)
+    return len(SETS) + int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")
 
 
 def _estimate(value: float, drawn: np.ndarray) -> dict[str, float]:

@@ -305,7 +305,7 @@ def parse_body(adapter: TypeAdapter[T], body: bytes) -> T:
     try:
         return adapter.validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        first = _first(error)
         if first["type"] == "json_invalid":
             if any(word in first["ctx"]["error"] for word in ("surrogate", "hex escape")) and (
                 field := _lone_surrogate(body)
@@ -320,6 +320,24 @@ def parse_body(adapter: TypeAdapter[T], body: bytes) -> T:
         bound = next((v for v in context.values() if isinstance(v, int | float | str)), first["type"])
         limit: Limit = _ACCEPTED.get(first["type"], bound)
         raise RequestRefused(422, f"{field}: {first['msg']}", field, limit) from None
+
+
+def _first(error: ValidationError) -> dict[str, Any]:
+    """The first mistake. Where a field takes one of several forms, pydantic has one mistake for each, with
+    the form in its place (`return_fields.literal['all']`): they become one, without that part."""
+    errors: list[dict[str, Any]] = [dict(one) for one in error.errors(include_url=False, include_input=False)]
+    first = errors[0]
+    place: tuple[int | str, ...] = first["loc"]
+    at = next((at for at, part in enumerate(place) if isinstance(part, str) and "[" in part), None)
+    if at is None:
+        return first
+    forms = [one for one in errors if one["loc"][:at] == place[:at]]
+    inside = next((one for one in forms if len(one["loc"]) > at + 1), None)
+    if inside is not None:  # a form that the value has, with a part that does not fit
+        return inside | {"loc": (*place[:at], *inside["loc"][at + 1 :])}
+    first_said, *others = (one["msg"] for one in forms)
+    said = " or ".join([first_said, *(one.removeprefix("Input should be ") for one in others)])
+    return first | {"loc": place[:at], "msg": said}
 
 
 def _lone_surrogate(body: bytes) -> str | None:

@@ -3,9 +3,12 @@ made here."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from services.common.errors import EnvironmentLacks
 
@@ -83,11 +86,31 @@ def distribution_name(module: str) -> str:
 
 
 def how_to_install(extra: str | None) -> str:
-    """The end of a message: the command that installs an extra (None: a plain install), in a checkout, since
-    Unspiral is on no index yet."""
+    """The end of a message: the command that installs an extra (None: a plain install), in a checkout or from
+    the wheel that this is, since Unspiral is on no index yet."""
     command = INSTALL.get(extra, f"pip install '.[{extra}]'") if extra else "pip install ."
     gpus = f" (with NVIDIA GPUs: {INSTALL['gpu']})" if extra == "cpu" else ""
-    return f"in a checkout of Unspiral: {command}{gpus}"
+    text = f"{command}{gpus}"
+    if _CHECKOUT.is_file():
+        return f"in a checkout of Unspiral: {text}"
+    wheel = _wheel()
+    text = text.replace("install .", f"install '{wheel or 'WHEEL'}'").replace("'.[", f"'{wheel or 'WHEEL'}[")
+    if wheel is None:
+        return f"from Unspiral's wheel (WHEEL: its file): {text}"
+    return f"from Unspiral's wheel: {text}"
+
+
+_CHECKOUT = Path(__file__).resolve().parents[3] / "pyproject.toml"
+
+
+def _wheel() -> str | None:
+    """The file that Unspiral was installed from, as pip has noted it; None where it was no file here."""
+    try:
+        noted = json.loads(metadata.distribution("unspiral").read_text("direct_url.json") or "{}")
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
+    url = str(noted.get("url", ""))
+    return unquote(urlsplit(url).path) if "archive_info" in noted and url.startswith("file:") else None
 
 
 def not_installed(module: str, extra: str | None = None) -> str:

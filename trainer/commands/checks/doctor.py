@@ -40,7 +40,7 @@ from trainer.config.schema import Config, load_config
 from trainer.data.questions import BadRow, parsed
 from trainer.lab.demo import lab_name
 from trainer.session.gpus import gpus_here
-from trainer.session.preflight import check_index, indexes_of
+from trainer.session.preflight import check_index, indexes_of, keys_of
 
 LOOKED_AT = 1000
 """Rows of a question file that are read."""
@@ -298,7 +298,7 @@ def check_config(path: Path, config: Config) -> Iterator[Finding]:
         yield refused if isinstance(refused, Finding) else Finding(key, "good", folder)
     for key, searched in (("retriever", config.retriever), ("evaluation.retriever", held_out)):
         if searched and searched.corpus and Path(searched.corpus).exists():
-            rows = read_corpus(searched.corpus, skip_bad=searched.skip_bad)
+            rows = read_corpus(searched.corpus, skip_bad=searched.skip_bad, keys=keys_of(searched))
             if isinstance(first := tried(f"{key}.corpus", searched.corpus, next, rows, None), Finding):
                 yield first
     if lack := lack_of_gpus(config, gpus_here()):

@@ -69,7 +69,12 @@ def find_trajectories(
     ] = None,
     step: Annotated[str | None, typer.Option(help="One step or evaluation. Default: all.")] = None,
     right: Annotated[
-        bool | None, typer.Option("--right/--wrong", help="Those with a right answer, or the others.")
+        bool | None,
+        typer.Option(
+            "--right/--wrong",
+            help="Those that the reward calls right (reward.right_at), of an evaluation the exact matches; "
+            "or the others.",
+        ),
     ] = None,
     invalid: Annotated[
         bool, typer.Option("--invalid", help="Those with an action that neither searches nor answers.")

@@ -99,6 +99,11 @@ class Run:
         given = (self._config.get("reward") or {}).get("right_at")
         return RIGHT_AT if given is None else float(given)
 
+    @staticmethod
+    def judge(source: str) -> str:
+        """Who says which answers of a file are right. A held-out one's reward is its exact match."""
+        return "by the reward" if source.startswith(STEP) else "by exact match"
+
     def is_right(self, t: StoredTrajectory) -> bool:
         at = self.right_at if t.source.startswith(STEP) else RIGHT_AT
         return t.reward is not None and t.reward >= at

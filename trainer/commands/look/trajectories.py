@@ -172,7 +172,8 @@ def run_diff(given: str, before: str, after: str, *, question: str | None, limit
         for name, side in zip(names, sides, strict=True):
             answers = ", ".join(in_one_line(t.answer, 30) or "no answer" for t in side[q])
             right = sum(run.is_right(t) for t in side[q])
-            out.print(Text(f"  {name}: {right} of {len(side[q])} right: {answers}"), soft_wrap=True)
+            counts = f"{right} of {len(side[q])} right {run.judge(name)}"
+            out.print(Text(f"  {name}: {counts}: {answers}"), soft_wrap=True)
         a, b = sides[0][q][0], sides[1][q][0]
         out.print(word_diff(_whole(a), _whole(b)), soft_wrap=True)
         out.print()

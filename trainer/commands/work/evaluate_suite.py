@@ -103,7 +103,7 @@ def _tell(suite: Suite, say: Callable[[str], None]) -> None:
     for name, count in suite.repeated.items():
         say(f"{TITLES[name]}: {count:,} questions stand there again, and count each time")
     for name, count in suite.left_out.most_common():
-        say(f"left out: {count:,} questions of {name}, which is none of the seven sets")
+        say(f"left out: {count:,} questions of {name}, none of the seven sets; without --suite they count")
     if suite.missing:
         names = ", ".join(TITLES[name] for name in suite.missing)
         say(f"no questions of {names}: averages that need them will be absent")

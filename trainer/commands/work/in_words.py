@@ -85,6 +85,9 @@ def _scored(row: Mapping[str, Any]) -> str:
     words = counted(row["n"], "question")
     if "searches" in row:
         words += f", {row['searches']:.2f} searches each, {row['answered']:.0%} answered"
+    # Another measure: of the run's reward, which may ask for more or less than an exact match.
+    if "right" in row and abs(row["right"] - row["em"]) >= 0.0005:
+        words += f"; by the run's reward {row['right']:.0%} right"
     return f"EM {row['em']:.3f}  F1 {row['f1']:.3f}  ({words})"
 
 

@@ -191,7 +191,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score held-out questions by greedy decoding: exact match, F1, searches and the share answered for each
-    data source, every row once. `unspiral eval compare A B` compares what --suite has written."""
+    data source, every row once. `unspiral eval compare A B` compares two, question by question."""
     settings = load_config(config, overrides or [])
     if suite is not None:
         if answers is not None or as_json:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.common.errors import UserError
 from services.contracts import Question
-from trainer.data.questions import BadRow, parsed
+from trainer.data.columns import Keys
+from trainer.data.questions import NO_KEYS, BadRow, parsed
 from trainer.rewards import normalize
 
 NEAR = 0.8
@@ -37,14 +39,32 @@ class Twin:
     other_place: str
 
 
-def twins(path: str | Path, against: str | Path, unread: list[BadRow] | None = None) -> list[Twin]:
-    """The good rows of `path` that have an equal or near question in `against`, in their order. Raises
-    UserError where a file cannot be read.
+@dataclass
+class Against:
+    """What was read of the other file."""
 
-    unread: takes the malformed rows of `against`, with which nothing is compared.
+    rows: int = 0
+    unread: list[BadRow] = field(default_factory=list)
+    """Its malformed rows, with which nothing is compared."""
+
+
+def twins(
+    path: str | Path, against: str | Path, read: Against | None = None, keys: Keys = NO_KEYS
+) -> list[Twin]:
+    """The good rows of `path` that have an equal or near question in `against`, in their order. Raises
+    UserError where a file cannot be read, and where no row of `against` can be compared.
+
+    read: takes what was read of `against`. keys: columns that the user has named; `against` is read by those
+    of them that it has.
     """
-    places, ours = _questions(Path(path), [])
-    other_places, others = _questions(Path(against), [] if unread is None else unread)
+    read = Against() if read is None else read
+    places, ours = _questions(Path(path), [], keys)
+    other_places, others = _questions(Path(against), read.unread, keys.of_file(against))
+    read.rows = len(others) + len(read.unread)
+    if read.unread and not others:
+        raise UserError(
+            f"{against}: none of its {read.rows:,} rows could be compared, the first: {read.unread[0]}"
+        )
     words = [[frozenset(normalize(q.text).split()) for q in side] for side in (ours, others)]
     counts = Counter(word for side in words for one in side for word in one)
     exact: dict[str, int] = {}
@@ -76,11 +96,11 @@ def repeated(ours: Sequence[Question], others: Sequence[Question]) -> int:
     return sum(any(_agree(one, other) for other in there.get(normalize(one.text), ())) for one in ours)
 
 
-def _questions(path: Path, unread: list[BadRow]) -> tuple[list[str], list[Question]]:
+def _questions(path: Path, unread: list[BadRow], keys: Keys) -> tuple[list[str], list[Question]]:
     """Places and questions of the good rows."""
     places = []
     questions = []
-    for item in parsed(path):
+    for item in parsed(path, keys=keys):
         if isinstance(item, BadRow):
             unread.append(item)
             continue

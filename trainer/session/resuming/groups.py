@@ -86,6 +86,9 @@ GROUPS = (
             "rollout.topk",
             "retriever.index",
             "retriever.corpus",
+            "retriever.text_key",
+            "retriever.title_key",
+            "retriever.id_key",
         ),
         "the task or the sample is another: rewards, lengths and likelihoods before and after cannot be "
         "compared",
@@ -99,7 +102,13 @@ GROUPS = (
     Group("warns", ("data.eval", "evaluation.limit"), "scores before and after are of other questions"),
     Group(
         "warns",
-        ("evaluation.retriever.index", "evaluation.retriever.corpus"),
+        (
+            "evaluation.retriever.index",
+            "evaluation.retriever.corpus",
+            "evaluation.retriever.text_key",
+            "evaluation.retriever.title_key",
+            "evaluation.retriever.id_key",
+        ),
         "scores before and after are with other passages",
     ),
     Group(

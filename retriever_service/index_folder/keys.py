@@ -1,0 +1,73 @@
+"""Columns of a corpus that its user has named, where it has names of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from services.common.errors import UserError
+from services.common.records import plain_name, read_records
+from services.common.records.columns import CONTENTS, IDENTITY, is_missing
+
+OPTIONS = "--text-key, --title-key and --id-key (of a run: retriever.text_key, .title_key and .id_key)"
+
+
+@dataclass(frozen=True)
+class CorpusKeys:
+    """`Description`, or a key in a column: `meta.title`."""
+
+    text: str | None = None
+    title: str | None = None
+    id: str | None = None
+
+    def __bool__(self) -> bool:
+        return any(self.given.values())
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Those that are set, as an index keeps them."""
+        return {name: key for name, key in asdict(self).items() if key}
+
+    def applied(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The row with the named columns in the place of those that count otherwise; one without a value
+        counts as empty."""
+        values = {name: _value(row, key) for name, key in self.given.items()}
+        moved = set(self.given.values())
+        for name, value in values.items():
+            others = {"text": CONTENTS, "title": ("title",), "id": IDENTITY}[name]
+            kept = {
+                own: held for own, held in row.items() if own not in moved and plain_name(own) not in others
+            }
+            row = kept | {self._place(name): value}
+        return row
+
+    def _place(self, name: str) -> str:
+        """The column's name among those that are known. The title is put before a `text`, and is a part of
+        `contents` already."""
+        if name == "text" and self.title is None and plain_name(self.text or "") in ("contents", "content"):
+            return "contents"
+        return name
+
+    def check(self, path: str | Path) -> None:
+        """Raises UserError where the first row has no such column."""
+        rows = (one.fields for one in read_records(path) if one.fields is not None)
+        first = next(rows, None) if self else None
+        if first is None:
+            return
+        columns = ", ".join(map(str, first)) or "none"
+        for name, key in self.given.items():
+            if key.partition(".")[0] not in first:
+                raise UserError(f"{path}: has no column {key!r}, the {name} key; its columns are {columns}")
+
+
+NO_KEYS = CorpusKeys()
+"""Columns by the names of docs/data.md."""
+
+
+def _value(row: Mapping[str, Any], key: str) -> Any:
+    value: Any = row
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return "" if is_missing(value) else value

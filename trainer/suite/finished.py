@@ -1,0 +1,115 @@
+"""Evaluations that have come to their end, as their files hold them: a suite's folder, or the answers that a
+plain `unspiral eval` has kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.common.errors import UserError
+from services.common.users_files import load_object
+from trainer.suite.folder import PLAN_FILE
+from trainer.suite.result import RESULT_FILE
+from trainer.suite.rows import ANSWERS_FILE, GREEDY, Row, read_rows
+from trainer.suite.sets import drawn, numbered
+
+NEEDED = (
+    "suite",
+    "method",
+    "model",
+    "protocol",
+    "sets",
+    "sources",
+    "averages",
+    "interval",
+    "n",
+    "missing_sets",
+)
+"""Keys of a result."""
+EXPECTED = (
+    f"expected what `unspiral eval` has kept: a folder with {ANSWERS_FILE}, or a file NAME.answers.jsonl"
+)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A finished evaluation."""
+
+    label: str
+    result: dict[str, Any] | None
+    """Of a suite, with its protocol; None for a plain `eval`, which keeps its answers alone."""
+    greedy: dict[str, Row]
+    """The greedy rows by key."""
+
+    def by_question(self) -> dict[str, Row]:
+        """The rows by the words of their question; one that stands there again has a number. So rows are
+        paired whose keys came from two files, or from a suite and a plain evaluation."""
+        rows = [self.greedy[key] for key in sorted(self.greedy)]
+        return dict(zip(numbered(row["question"] for row in rows), rows, strict=True))
+
+
+def load(given: Path) -> Evaluation:
+    """The evaluation of a folder, of a file of answers, or of the scores or result beside one. Raises
+    UserError where there is none or it has not come to its end."""
+    answers = _answers_of(given)
+    folder = answers.parent
+    if answers.name != ANSWERS_FILE or not ((folder / PLAN_FILE).is_file() or _has_result(folder)):
+        return Evaluation(str(given), None, _greedy(read_rows(answers)))
+    if not _has_result(folder):
+        raise UserError(
+            f"{given}: has no {RESULT_FILE} yet; the same `unspiral eval --suite` command goes on with it"
+        )
+    result = load_object(folder / RESULT_FILE)
+    if not all(key in result for key in NEEDED):
+        raise UserError(f"{folder / RESULT_FILE}: expected what `unspiral eval --suite` writes")
+    return Evaluation(str(given), result, _of_result(result, _greedy(read_rows(answers))))
+
+
+def load_result(given: Path) -> dict[str, Any]:
+    """The result of a suite's folder. Raises UserError for a plain evaluation, which has none."""
+    found = load(given)
+    if found.result is None:
+        raise UserError(
+            f"{given}: holds the answers of an `unspiral eval` without --suite, which has no row in the "
+            "table of the papers' sets; `unspiral eval compare A B` compares such answers"
+        )
+    return found.result
+
+
+def _answers_of(given: Path) -> Path:
+    """The file of answers that is meant."""
+    if given.is_dir():
+        answers = given / ANSWERS_FILE
+        kept = [*given.glob("*.answers.jsonl"), *given.glob(f"eval/**/{ANSWERS_FILE}")]
+        advice = f"; there is {sorted(kept)[0]}" if kept else ""
+    elif given.name == RESULT_FILE:
+        answers, advice = given.parent / ANSWERS_FILE, ""
+    elif given.suffix == ".json":
+        answers, advice = given.with_suffix(".answers.jsonl"), ""
+    else:
+        answers, advice = given, ""
+    if answers.is_file():
+        return answers
+    if given.is_dir() and _has_result(given):
+        raise UserError(f"{given}: has a {RESULT_FILE} and no {ANSWERS_FILE}, which is compared")
+    missing = f"no {answers.name} beside it" if given.is_file() else "no such evaluation"
+    raise UserError(f"{given}: {missing}; {EXPECTED}{advice}")
+
+
+def _has_result(folder: Path) -> bool:
+    return (folder / RESULT_FILE).is_file()
+
+
+def _greedy(rows: Iterable[Row]) -> dict[str, Row]:
+    return {row["key"]: row for row in rows if row["sample"] == GREEDY}
+
+
+def _of_result(result: dict[str, Any], rows: dict[str, Row]) -> dict[str, Row]:
+    """The rows that the result is of: the file holds more where a smaller limit was asked for last."""
+    kept: set[str] = set()
+    for name, about in result["sets"].items():
+        keys = [key for key, row in rows.items() if row["set"] == name]
+        kept |= set(keys) if about["seed"] is None else drawn(keys, about["n"], about["seed"])
+    return {key: row for key, row in rows.items() if key in kept}
