@@ -186,7 +186,7 @@ class Build:
         def looked(passages: int, position: int) -> None:
             tell("ids", min(1.0, position / end), f"{passages:,} passages")
 
-        repeated = repeated_ids(self.corpus, looked, held) if self._skip_bad else {}
+        repeated = repeated_ids(self.corpus, looked, held) if self._skip_bad else None
         scanner = Scanner(self.corpus, self.work, sinks, self.key, skip_bad=self._skip_bad, repeated=repeated)
         self._sinks = sinks
         if scanner.resumed_at:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ import orjson
 
 from retriever_service.index_folder.corpus import Passage, Skipped, read_corpus
 from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE, Documents, encode_document
+from retriever_service.index_folder.repeated import IN_INDEX, Repeated
 from retriever_service.index_folder.rows import BLOCKS_FILE, PLACES_FILE, hash_of, write_fields, write_lookup
 from retriever_service.indexing.sinks import RunsSink, Sink
 from services.common.errors import UserError
@@ -59,12 +60,14 @@ class Scanner:
         *,
         skip_bad: bool,
         passages: Callable[[int], Iterator[Passage]] | None = None,
-        repeated: Mapping[int, int | None] | None = None,
+        repeated: Repeated | None = None,
     ) -> None:
         """`passages` gives the passages from `Passage.end` on; None reads them from the corpus, less those of
-        `repeated` (`repeated_ids`)."""
+        `repeated`."""
         self._passages = passages
-        self._repeated = repeated or {}
+        self._repeated = repeated
+        self._index_has_some = False
+        """Whether a passage was left out that the index has."""
         self.corpus = corpus
         self.folder = folder
         self.sinks = sinks
@@ -113,7 +116,7 @@ class Scanner:
                     progress(state)
             state.skipped = skipped.count
             state.reasons = skipped.reasons
-            if not state.passages and None not in self._repeated.values():
+            if not state.passages and not self._index_has_some:
                 raise UserError(f"corpus {self.corpus}: holds no passage")
             state.read = True
             self._commit()
@@ -137,11 +140,12 @@ class Scanner:
             line=self.state.line,
             start=self.state.position,
         ):
-            if passage.line not in self._repeated:
+            line = self._repeated.kept(passage) if self._repeated is not None else None
+            if line is None:
                 yield passage
                 continue
-            first = self._repeated[passage.line]
-            kept = "that of the index" if first is None else f"that on line {first}"
+            self._index_has_some |= line == IN_INDEX
+            kept = "that of the index" if line == IN_INDEX else f"that on line {line}"
             skipped.add(f"{self.corpus}:{passage.line}: id {passage.id!r} again; {kept} is kept")
 
     def _write(self, taken: list[Passage]) -> None:
