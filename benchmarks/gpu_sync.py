@@ -42,6 +42,7 @@ import ray  # noqa: E402
 from benchmarks.gpu.machine import machine  # noqa: E402
 from benchmarks.gpu.shapes import SHAPES, make_model  # noqa: E402
 from benchmarks.gpu.sync.actors import BenchRank, BenchWorker, WeightsOnlyRank  # noqa: E402
+from benchmarks.gpu.sync.agreeing import Look, agree, drift_of  # noqa: E402
 from benchmarks.gpu.sync.batches import random_batch, spread  # noqa: E402
 from benchmarks.gpu.sync.striking import Blow, failed, struck, until_broken  # noqa: E402
 from benchmarks.gpu.sync.turns import turn  # noqa: E402
@@ -57,9 +58,6 @@ MORE_BY_A_LOSS = 0.005
 """Nats, in the mean, that a worker which joined after a loss may be farther from the learner than after a
 plain sync of the same weights."""
 BLOWS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
-SMALL, NOISE = 0.02, 1.5
-"""Sampler and learner agree within so many nats in the mean, or so many times the learner's own distance to
-float32: of random weights bfloat16 alone moves the log-probs by a tenth of a nat."""
 RESULTS: list[dict[str, Any]] = []
 
 
@@ -82,8 +80,7 @@ async def agreement(options: argparse.Namespace, folder: Path, workers: int) -> 
             start = (await asyncio.to_thread(world.learner.score, probe)).logp
             for name, scale in (("training", 1.0), ("lr=0", 0.0)):
                 marks = [n for n in (1, 10, 25, 50, 100, options.syncs) if n <= options.syncs]
-                seen: dict[int, dict[str, float]] = {}
-                mark = SMALL
+                looks: list[Look] = []
                 for n in range(1, options.syncs + 1):
                     batch = random_batch(16, 128, world.vocabulary, n)
                     async with turn(options.turns):
@@ -92,12 +89,12 @@ async def agreement(options: argparse.Namespace, folder: Path, workers: int) -> 
                         if n not in marks:
                             continue
                         text = await world.sampled(temperature)
-                        seen[n] = await world.differences(text, temperature)
+                        seen = await world.differences(text, temperature)
                         ids = await world.differences(probe, temperature)
                         moved = np.abs((await asyncio.to_thread(world.learner.score, probe)).logp - start)
                     own = await world.rank("rounding", text) if options.stages[0] < 3 else None
                     moved = float(moved[probe.action_ids >= 0].mean())
-                    mark = max(mark, NOISE * (own or 0.0))
+                    looks.append(Look(seen["mean"], own))
                     result(
                         what="agreement",
                         phase=name,
@@ -107,19 +104,17 @@ async def agreement(options: argparse.Namespace, folder: Path, workers: int) -> 
                         sync_s=seconds,
                         random_ids=ids["mean"],
                         learner_float32=own,
-                        **seen[n],
+                        mark=looks[-1].mark,
+                        **seen,
                     )
-                means = [seen[n]["mean"] for n in sorted(seen)]
-                drift = max(means) - means[0]
-                ok = max(means) < mark and drift < mark / 2
+                ok = agree(looks)
                 good &= ok
                 result(
                     what="agreement",
                     phase=name,
                     T=temperature,
-                    check="mean < mark, no drift",
-                    mark=mark,
-                    drift=drift,
+                    check="each mean < its mark, no drift",
+                    drift=drift_of(looks),
                     ok=ok,
                 )
     return good
