@@ -177,10 +177,10 @@ async def loss(options: argparse.Namespace, folder: Path, workers: int) -> bool:
         await world.start(actor=WeightsOnlyRank if only else BenchRank, stage=options.stages[0])
         async with turn(options.turns):
             usual = [await world.sync() for _ in range(3)][-1]
-        await world.rank("perturb", 1e-3)
-        await world.sync()
-        probe = await world.sampled(1.0)
-        before = await world.differences(probe, 1.0) if not only else {}
+            await world.rank("perturb", 1e-3)
+            await world.sync()
+            probe = await world.sampled(1.0)
+            before = await world.differences(probe, 1.0) if not only else {}
         result(what="loss", how="none, first", size=size, **before)
         for name in options.blows:
             number = BLOWS[name]
@@ -214,14 +214,15 @@ async def loss(options: argparse.Namespace, folder: Path, workers: int) -> bool:
                 say("no sync was broken: take a larger model (--sizes), whose transfer takes longer")
                 continue
             joined = time.monotonic() - blow.at
-            score = await asyncio.to_thread(world.learner.score, probe) if not only else None
+            async with turn(options.turns):
+                score = await asyncio.to_thread(world.learner.score, probe) if not only else None
+                gap = await world.differences(probe, 1.0) if not only else {}
+                await world.sync()
+                plain = await world.differences(probe, 1.0) if not only else {}
             say(
                 f"the learner went on {blow.seconds:.1f} s after the loss; "
                 f"log-probs finite: {score is None or np.isfinite(score.logp).all()}"
             )
-            gap = await world.differences(probe, 1.0) if not only else {}
-            await world.sync()
-            plain = await world.differences(probe, 1.0) if not only else {}
             more = gap["mean"] - plain["mean"] if gap else 0.0
             lent = [e for e in world.events if e["event"] == "weights_lent"]
             ok = blow.seconds < options.timeout + 15 and more < MORE_BY_A_LOSS
