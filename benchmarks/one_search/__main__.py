@@ -65,9 +65,13 @@ def run_grid(found: list[Cell], folder: Path, parallel: int, console: Console) -
     set_threads()
     with grid_lock(folder):
         todo = [cell for cell in found if not cell.ended]
-        console.print(f"{len(found)} cells, {len(todo)} to run, {parallel} at a time; logs in {folder / 'logs'}")
+        console.print(
+            f"{len(found)} cells, {len(todo)} to run, {parallel} at a time; logs in {folder / 'logs'}"
+        )
         seeds = dict.fromkeys(cell.seed for cell in todo)
-        starts = [job(f"start {s}", folder / "logs" / f"start-{s}.log", "start", "--seed", str(s)) for s in seeds]
+        starts = [
+            job(f"start {s}", folder / "logs" / f"start-{s}.log", "start", "--seed", str(s)) for s in seeds
+        ]
         cells = [
             job(
                 cell.name,

@@ -57,9 +57,9 @@ def repeated_ids(
     """Look for the ids that stand twice in a corpus, or in `held` too. Malformed lines are passed over.
 
     Takes about 40 bytes per passage at the peak, and after it 8 for each that the index has; beside these
-    some hundred for each passage with the id of an earlier one. Reads the corpus once, and once more where an id
-    stands twice in it. on_passages: told now and then how many passages are read, and `Passage.end` of the
-    last one.
+    some hundred for each passage with the id of an earlier one. Reads the corpus once, and once more where an
+    id stands twice in it. on_passages: told now and then how many passages are read, and `Passage.end` of
+    the last one.
     """
     read = array("Q")
     for number, passage in enumerate(read_corpus(corpus, skip_bad=True), 1):

@@ -168,7 +168,7 @@ async def test_a_start_ends_with_an_error_where_the_pool_is_closed_meanwhile(
         cluster.give(2 if with_learner else 1)
         await until(lambda: loading.is_set() if with_learner else len(pool._roster.members) == 1)
     await pool.close()
-    with pytest.raises(EnvironmentLacks, match="^the rollout pool was closed$"):
+    with pytest.raises(EnvironmentLacks, match=r"^the rollout pool was closed$"):
         await asyncio.wait_for(start, 10)
     assert asyncio.all_tasks() == before, "nothing watches a closed pool"
     assert loading.is_set() == (with_learner and begun)

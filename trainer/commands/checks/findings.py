@@ -41,7 +41,9 @@ def status_of(url: str, seconds: float = 5.0) -> tuple[int | None, str]:
         return None, str(getattr(e, "reason", e))
 
 
-def tried(what: str, seen: str, check: Callable[_P, _T], *given: _P.args, **options: _P.kwargs) -> _T | Finding:
+def tried(
+    what: str, seen: str, check: Callable[_P, _T], *given: _P.args, **options: _P.kwargs
+) -> _T | Finding:
     """What a check returns. Where it raises UserError, a bad finding with its line."""
     try:
         return check(*given, **options)
