@@ -42,6 +42,7 @@ import ray  # noqa: E402
 from benchmarks.gpu.machine import machine, no_room  # noqa: E402
 from benchmarks.gpu.shapes import SHAPES, make_model  # noqa: E402
 from benchmarks.gpu.sync.actors import BenchRank, BenchWorker, WeightsOnlyRank  # noqa: E402
+from benchmarks.gpu.sync.agreeing import Look, agree, drift_of  # noqa: E402
 from benchmarks.gpu.sync.batches import random_batch, spread  # noqa: E402
 from benchmarks.gpu.sync.striking import Blow, failed, struck, until_broken  # noqa: E402
 from benchmarks.gpu.sync.turns import turn  # noqa: E402
@@ -57,9 +58,6 @@ MORE_BY_A_LOSS = 0.005
 """Nats, in the mean, that a worker which joined after a loss may be farther from the learner than after a
 plain sync of the same weights."""
 BLOWS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
-SMALL, NOISE = 0.02, 1.5
-"""Sampler and learner agree within so many nats in the mean, or so many times the learner's own distance to
-float32: of random weights bfloat16 alone moves the log-probs by a tenth of a nat."""
 RESULTS: list[dict[str, Any]] = []
 
 
@@ -82,8 +80,7 @@ async def agreement(options: argparse.Namespace, folder: Path, workers: int) -> 
             start = (await asyncio.to_thread(world.learner.score, probe)).logp
             for name, scale in (("training", 1.0), ("lr=0", 0.0)):
                 marks = [n for n in (1, 10, 25, 50, 100, options.syncs) if n <= options.syncs]
-                seen: dict[int, dict[str, float]] = {}
-                mark = SMALL
+                looks: list[Look] = []
                 for n in range(1, options.syncs + 1):
                     batch = random_batch(16, 128, world.vocabulary, n)
                     async with turn(options.turns):
@@ -92,12 +89,12 @@ async def agreement(options: argparse.Namespace, folder: Path, workers: int) -> 
                         if n not in marks:
                             continue
                         text = await world.sampled(temperature)
-                        seen[n] = await world.differences(text, temperature)
+                        seen = await world.differences(text, temperature)
                         ids = await world.differences(probe, temperature)
                         moved = np.abs((await asyncio.to_thread(world.learner.score, probe)).logp - start)
                     own = await world.rank("rounding", text) if options.stages[0] < 3 else None
                     moved = float(moved[probe.action_ids >= 0].mean())
-                    mark = max(mark, NOISE * (own or 0.0))
+                    looks.append(Look(seen["mean"], own))
                     result(
                         what="agreement",
                         phase=name,
@@ -107,19 +104,17 @@ async def agreement(options: argparse.Namespace, folder: Path, workers: int) -> 
                         sync_s=seconds,
                         random_ids=ids["mean"],
                         learner_float32=own,
-                        **seen[n],
+                        mark=looks[-1].mark,
+                        **seen,
                     )
-                means = [seen[n]["mean"] for n in sorted(seen)]
-                drift = max(means) - means[0]
-                ok = max(means) < mark and drift < mark / 2
+                ok = agree(looks)
                 good &= ok
                 result(
                     what="agreement",
                     phase=name,
                     T=temperature,
-                    check="mean < mark, no drift",
-                    mark=mark,
-                    drift=drift,
+                    check="each mean < its mark, no drift",
+                    drift=drift_of(looks),
                     ok=ok,
                 )
     return good
@@ -182,10 +177,10 @@ async def loss(options: argparse.Namespace, folder: Path, workers: int) -> bool:
         await world.start(actor=WeightsOnlyRank if only else BenchRank, stage=options.stages[0])
         async with turn(options.turns):
             usual = [await world.sync() for _ in range(3)][-1]
-        await world.rank("perturb", 1e-3)
-        await world.sync()
-        probe = await world.sampled(1.0)
-        before = await world.differences(probe, 1.0) if not only else {}
+            await world.rank("perturb", 1e-3)
+            await world.sync()
+            probe = await world.sampled(1.0)
+            before = await world.differences(probe, 1.0) if not only else {}
         result(what="loss", how="none, first", size=size, **before)
         for name in options.blows:
             number = BLOWS[name]
@@ -219,14 +214,15 @@ async def loss(options: argparse.Namespace, folder: Path, workers: int) -> bool:
                 say("no sync was broken: take a larger model (--sizes), whose transfer takes longer")
                 continue
             joined = time.monotonic() - blow.at
-            score = await asyncio.to_thread(world.learner.score, probe) if not only else None
+            async with turn(options.turns):
+                score = await asyncio.to_thread(world.learner.score, probe) if not only else None
+                gap = await world.differences(probe, 1.0) if not only else {}
+                await world.sync()
+                plain = await world.differences(probe, 1.0) if not only else {}
             say(
                 f"the learner went on {blow.seconds:.1f} s after the loss; "
                 f"log-probs finite: {score is None or np.isfinite(score.logp).all()}"
             )
-            gap = await world.differences(probe, 1.0) if not only else {}
-            await world.sync()
-            plain = await world.differences(probe, 1.0) if not only else {}
             more = gap["mean"] - plain["mean"] if gap else 0.0
             lent = [e for e in world.events if e["event"] == "weights_lent"]
             ok = blow.seconds < options.timeout + 15 and more < MORE_BY_A_LOSS

@@ -145,7 +145,7 @@ async def _run(args: Any, url: str) -> dict[str, Any]:
         runs: dict[str, list[dict[str, Any]]] = {name_of(way, n): [] for n in sizes for way in ways}
         first = time.monotonic()
         for repeat, places, way in itertools.product(range(args.repeats), sizes, ways):
-            if time.monotonic() - first > args.seconds:
+            if time.monotonic() - first >= args.seconds:
                 print(f"no round begins after {args.seconds:g} s", flush=True)
                 break
             taken = questions[: places * args.times if places else args.trajectories]

@@ -63,24 +63,28 @@ def run_grid(found: list[Cell], folder: Path, parallel: int, console: Console) -
     """Run what has not ended; a cell that was cut begins anew. Raises UserError where another grid has the
     folder, UnspiralError where a cell fails."""
     set_threads()
-    held = grid_lock(folder)
-    todo = [cell for cell in found if not cell.ended]
-    console.print(f"{len(found)} cells, {len(todo)} to run, {parallel} at a time; logs in {folder / 'logs'}")
-    seeds = dict.fromkeys(cell.seed for cell in todo)
-    starts = [job(f"start {s}", folder / "logs" / f"start-{s}.log", "start", "--seed", str(s)) for s in seeds]
-    cells = [
-        job(
-            cell.name,
-            cell.log,
-            *("cell", "--folder", str(cell.folder), "--arm", cell.row),
-            *("--seed", str(cell.seed), "--steps", str(cell.steps)),
+    with grid_lock(folder):
+        todo = [cell for cell in found if not cell.ended]
+        console.print(
+            f"{len(found)} cells, {len(todo)} to run, {parallel} at a time; logs in {folder / 'logs'}"
         )
-        for cell in todo
-    ]
-    progress = GridProgress([], parallel, console)
-    with held, Runner(parallel, console).opened() as runner:
-        runner.run(starts, progress)
-        runner.run(cells, progress)
+        seeds = dict.fromkeys(cell.seed for cell in todo)
+        starts = [
+            job(f"start {s}", folder / "logs" / f"start-{s}.log", "start", "--seed", str(s)) for s in seeds
+        ]
+        cells = [
+            job(
+                cell.name,
+                cell.log,
+                *("cell", "--folder", str(cell.folder), "--arm", cell.row),
+                *("--seed", str(cell.seed), "--steps", str(cell.steps)),
+            )
+            for cell in todo
+        ]
+        progress = GridProgress([], parallel, console)
+        with Runner(parallel, console).opened() as runner:
+            runner.run(starts, progress)
+            runner.run(cells, progress)
     return 0
 
 

@@ -8,13 +8,8 @@ from types import TracebackType
 import numpy as np
 
 from retriever_service.index_folder.description import IndexInfo
-from retriever_service.index_folder.rows import KEYS_FILE
-from retriever_service.index_folder.segments import (
-    SegmentedDocuments,
-    SegmentedRows,
-    folders_of,
-    read_deletions,
-)
+from retriever_service.index_folder.rows import KEYS_FILE, ROWS_FILE, hash_of
+from retriever_service.index_folder.segments import SegmentedDocuments, folders_of, read_deletions
 
 
 class HeldIds:
@@ -23,8 +18,9 @@ class HeldIds:
     def __init__(self, index: Path, info: IndexInfo) -> None:
         folders = folders_of(index, info)
         self._documents = SegmentedDocuments(folders)
-        self._rows = SegmentedRows(folders, self._documents, read_deletions(index, info)["rows"])
-        self._keys = [np.memmap(folder / KEYS_FILE, np.uint64, "r") for folder in folders]
+        self._deleted = frozenset(read_deletions(index, info)["rows"])
+        self._keys = [np.asarray(np.memmap(folder / KEYS_FILE, np.uint64, "r")) for folder in folders]
+        self._rows = [np.asarray(np.memmap(folder / ROWS_FILE, np.uint32, "r")) for folder in folders]
 
     def hashed(self, hashes: np.ndarray) -> np.ndarray:
         """Positions of the hashes (`hash_of`) that an id or url of the index has too, in rising order."""
@@ -35,7 +31,13 @@ class HeldIds:
         return np.flatnonzero(found)
 
     def __contains__(self, identity: str) -> bool:
-        return any(self._documents.get(row)[0] == identity for row in self._rows.find(identity))
+        wanted = np.uint64(hash_of(identity))
+        for keys, rows, first in zip(self._keys, self._rows, self._documents.begins, strict=False):
+            begin, end = np.searchsorted(keys, wanted, "left"), np.searchsorted(keys, wanted, "right")
+            for row in {first + own for own in rows[begin:end].tolist()} - self._deleted:
+                if self._documents.get(row)[0] == identity:  # otherwise it is a url, or another text's hash
+                    return True
+        return False
 
     def __enter__(self) -> HeldIds:
         return self

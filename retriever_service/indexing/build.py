@@ -191,7 +191,7 @@ class Build:
             tell("ids", min(1.0, position / end), f"{passages:,} passages")
 
         keys = CorpusKeys(**self.key["settings"].get("columns", {}))
-        repeated = repeated_ids(self.corpus, looked, held, keys) if self._skip_bad else {}
+        repeated = repeated_ids(self.corpus, looked, held, keys) if self._skip_bad else None
         scanner = Scanner(self.corpus, self.work, sinks, self.key, skip_bad=self._skip_bad, repeated=repeated)
         self._sinks = sinks
         if scanner.resumed_at:

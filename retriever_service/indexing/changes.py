@@ -58,8 +58,9 @@ def add_to_index(
     killed.
 
     Raises UserError for a malformed line, as a build does, and for an id that the index has (`skip_bad`
-    leaves such lines out and counts them; where no passage is left, the index stays as it is); IndexInvalid
-    for an index that takes no additions; EnvironmentLacks as a build does.
+    leaves such lines out and counts them; where no passage is left, the index stays as it is, and `skipped`
+    of the result counts the lines of this corpus); IndexInvalid for an index that takes no additions;
+    EnvironmentLacks as a build does.
     """
     index = Path(index).resolve()
     corpus = Path(corpus)
@@ -98,7 +99,7 @@ def add_to_index(
                     sink.close()
                     if not scanned.passages:
                         shutil.rmtree(work)
-                        return info
+                        return replace(info, skipped=scanned.skipped, skipped_reasons=scanned.reasons)
                     _refuse_held_ids(held, index, corpus, work)
                 write_packed(
                     work,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ import orjson
 from retriever_service.index_folder.corpus import Passage, Skipped, read_corpus
 from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE, Documents, encode_document
 from retriever_service.index_folder.keys import CorpusKeys
+from retriever_service.index_folder.repeated import IN_INDEX, Repeated
 from retriever_service.index_folder.rows import BLOCKS_FILE, PLACES_FILE, hash_of, write_fields, write_lookup
 from retriever_service.indexing.sinks import RunsSink, Sink
 from services.common.counting import counted
@@ -61,12 +62,14 @@ class Scanner:
         *,
         skip_bad: bool,
         passages: Callable[[int], Iterator[Passage]] | None = None,
-        repeated: Mapping[int, int | None] | None = None,
+        repeated: Repeated | None = None,
     ) -> None:
         """`passages` gives the passages from `Passage.end` on; None reads them from the corpus, less those of
-        `repeated` (`repeated_ids`)."""
+        `repeated`."""
         self._passages = passages
-        self._repeated = repeated or {}
+        self._repeated = repeated
+        self._index_has_some = False
+        """Whether a passage was left out that the index has."""
         self._keys = CorpusKeys(**key.get("settings", {}).get("columns", {}))
         self.corpus = corpus
         self.folder = folder
@@ -116,7 +119,7 @@ class Scanner:
                     progress(state)
             state.skipped = skipped.count
             state.reasons = skipped.reasons
-            if not state.passages and None not in self._repeated.values():
+            if not state.passages and not self._index_has_some:
                 left_out = counted(state.skipped, "line is", "lines are")
                 why = f"; {left_out} left out, the first: {state.reasons[0]}" if state.reasons else ""
                 raise UserError(f"corpus {self.corpus}: holds no passage{why}")
@@ -143,11 +146,12 @@ class Scanner:
             start=self.state.position,
             keys=self._keys,
         ):
-            if passage.line not in self._repeated:
+            line = self._repeated.kept(passage) if self._repeated is not None else None
+            if line is None:
                 yield passage
                 continue
-            first = self._repeated[passage.line]
-            kept = "that of the index" if first is None else f"that on line {first}"
+            self._index_has_some |= line == IN_INDEX
+            kept = "that of the index" if line == IN_INDEX else f"that on line {line}"
             skipped.add(f"{self.corpus}:{passage.line}: id {passage.id!r} again; {kept} is kept")
 
     def _write(self, taken: list[Passage]) -> None:

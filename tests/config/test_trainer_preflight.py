@@ -1,6 +1,5 @@
 """What is asked before anything slow starts: files of the retriever, prompts, the place for the scores."""
 
-import json
 from pathlib import Path
 from types import MappingProxyType
 
@@ -9,7 +8,6 @@ from command_line import run  # noqa: F401
 
 from retriever_service.index_folder.description import read_info
 from retriever_service.indexing.build import build_index
-from retriever_service.indexing.changes import add_to_index
 from services.common.errors import UserError
 from services.contracts import Question
 from services.settings import RolloutSettings
@@ -58,31 +56,18 @@ def test_an_index_or_corpus_that_is_not_there_is_said_before_ray_starts(tmp_path
         check_retrievers(parse_config(BASE | elsewhere))
 
 
-def test_the_checks_of_a_start_read_the_description_of_an_index_once_until_it_changes(tmp_path, monkeypatch):
-    rows = [json.dumps({"id": str(n), "contents": f"river {n}"}) + "\n" for n in range(3)]
-    (tmp_path / "c.jsonl").write_text("".join(rows[:2]))
-    (tmp_path / "more.jsonl").write_text(rows[2])
+def test_a_start_reads_the_description_of_an_index_once(tmp_path, monkeypatch, run):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.jsonl").write_text('{"id": "a", "contents": "river"}\n')
     (tmp_path / "q.jsonl").write_text('{"question": "q?", "golden_answers": ["a"]}\n')
-    index = tmp_path / "i"
-    build_index(tmp_path / "c.jsonl", index, postings="packed")
+    build_index(tmp_path / "c.jsonl", tmp_path / "i")
+    (tmp_path / "m").mkdir()
+    lines = ["model: {path: m}", "data: {train: q.jsonl}", "retriever: {index: i}", ""]
+    (tmp_path / "mine.yaml").write_text("\n".join(lines))
     read = []
     monkeypatch.setattr(preflight, "read_info", lambda folder: read.append(folder) or read_info(folder))
-    config = parse_config(
-        {
-            "model": {"path": str(tmp_path)},
-            "data": {"train": str(tmp_path / "q.jsonl")},
-            "retriever": {"index": str(index)},
-        }
-    )
-    preflight.check_named_files(config)
-    check_retrievers(config)
-    assert read == [str(index)]
-    add_to_index(index, tmp_path / "more.jsonl")
-    check_retrievers(config)
-    assert read == [str(index)] * 2
-    (index / "meta.json").unlink()
-    with pytest.raises(UserError, match=r"^retriever\.index: .*/i: no index: it has no meta\.json"):
-        check_retrievers(config)
+    status, _, err = run("train", "--config", "mine.yaml")
+    assert (status, read) == (2, ["i"]) and "model.path" in err
 
 
 def test_what_is_no_question_or_no_index_is_said_by_each_command_at_once(tmp_path, run, monkeypatch):

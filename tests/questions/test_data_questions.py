@@ -284,6 +284,20 @@ def test_a_failed_conversion_leaves_the_old_file(tmp_path):
     assert convert(source, target, skip_bad=True).skipped == 1
 
 
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".parquet"])
+@pytest.mark.parametrize("place", ["{}/folder", "/proc/x", "{}/file/x", "{}/" + "n" * 250])
+def test_a_path_that_nothing_can_be_written_to_is_the_users_mistake(tmp_path, capsys, place, ending):
+    source = jsonl(tmp_path / "q.jsonl", GOOD)
+    (tmp_path / f"folder{ending}").mkdir()
+    (tmp_path / "file").touch()
+    target = place.format(tmp_path) + ending
+    with pytest.raises(SystemExit) as e:
+        main(["data", "convert", str(source), target])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert e.value.code == 2 and f"{target}: " in line
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", f"folder{ending}", "q.jsonl"]
+
+
 def test_the_commands_print_counts_and_exit_with_2_on_a_malformed_row(tmp_path, capsys):
     good = jsonl(tmp_path / "good.jsonl", GOOD, {**GOOD, "data_source": "2wikimultihopqa"})
     bad = jsonl(tmp_path / "bad.jsonl", GOOD, {"question": "who?"})

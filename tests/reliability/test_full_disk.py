@@ -8,7 +8,9 @@ import contextlib
 import errno
 import io
 import json
+import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -204,3 +206,18 @@ def test_so_are_converted_questions(disk, tmp_path, capsys):
     assert left.value.code == 3 and not out.exists()
     said = f"unspiral: {out}: cannot be written (No space left on device)\n"
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_so_is_the_folder_of_converted_questions(tmp_path, capsys, monkeypatch, number):
+    (tmp_path / "q.jsonl").write_text('{"question": "who?", "golden_answers": ["a"]}\n')
+
+    def mkdir(path, *args, **options):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    out = tmp_path / "new" / "out.jsonl"
+    with pytest.raises(SystemExit) as left:
+        cli.main(["data", "convert", str(tmp_path / "q.jsonl"), str(out)])
+    said = f"unspiral: the folder of {out}: cannot be made ({os.strerror(number)})\n"
+    assert (left.value.code, capsys.readouterr().err) == (3, said)

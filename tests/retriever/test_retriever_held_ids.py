@@ -2,11 +2,17 @@
 
 import json
 import sys
+import tracemalloc
+from collections import deque
 
 import pytest
 
 from retriever_service.__main__ import main
+from retriever_service.index_folder.corpus import read_corpus
 from retriever_service.index_folder.description import read_info
+from retriever_service.index_folder.held_ids import HeldIds
+from retriever_service.index_folder.repeated import repeated_ids
+from retriever_service.index_folder.segments import SegmentedDocuments
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.changes import add_to_index, delete_from_index
 from retriever_service.search.index import Index
@@ -75,6 +81,61 @@ def test_an_addition_of_nothing_new_leaves_the_index_as_it_was(index, tmp_path, 
     assert f"{index}: has the id of every passage of {more} already; kept as it is" in said.err
     assert (index / "meta.json").read_bytes() == before
     assert not (tmp_path / "i.building").exists() and len(read_info(index).segments) == 1
+
+
+def test_lines_left_out_of_an_addition_of_nothing_new_are_counted_and_named(
+    index, tmp_path, monkeypatch, capsys
+):
+    before = (index / "meta.json").read_bytes()
+    more = tmp_path / "more"
+    more.write_text('{"id": "third", "contents": "river again"}\n[1]\n')
+    words = ["retriever", "index", "add", str(index), "--corpus", str(more), "--skip-bad"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as done:
+        main()
+    said = capsys.readouterr()
+    assert done.value.code == 0 and (index / "meta.json").read_bytes() == before
+    kept, count, first, second = said.err.splitlines()[-4:]
+    assert kept == f"{index}: has the id of every passage of {more} already; kept as it is"
+    assert count.startswith("2 lines were left out, malformed or with the id of an earlier one")
+    assert first == f"{more}:1: id 'third' again; that of the index is kept"
+    assert second.startswith(f"{more}:2: ") and "expected" in second
+
+
+def test_an_id_that_is_only_a_url_of_the_index_is_none_of_its_ids(tmp_path):
+    row = {"id": "a", "contents": "river one", "url": "http://a"}
+    (tmp_path / "a").write_text(json.dumps(row) + "\n")
+    build_index(tmp_path / "a", tmp_path / "i", postings="packed")
+    more = corpus(tmp_path / "more", ("http://a", "river two"), ("a", "river again"))
+    info = add_to_index(tmp_path / "i", more, skip_bad=True)
+    assert (info.passages, info.skipped) == (2, 1)
+    assert held(tmp_path / "i") == {"a": "river one", "http://a": "river two"}
+
+
+def traced(work):
+    """(what the work returns, bytes that stay, bytes at the peak)"""
+    tracemalloc.start()
+    try:
+        return work(), *tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_the_index_has_takes_few_bytes_per_passage_and_one_look_each(tmp_path, monkeypatch):
+    n = 20_000
+    rows = [(f"d{i}", f"river {i}") for i in range(n)]
+    build_index(corpus(tmp_path / "a", *rows), tmp_path / "i", postings="packed")
+    more = corpus(tmp_path / "more", *rows, ("new", "river"))
+    looks = []
+    get = SegmentedDocuments.get
+    monkeypatch.setattr(SegmentedDocuments, "get", lambda self, row: looks.append(row) or get(self, row))
+    with HeldIds(tmp_path / "i", read_info(tmp_path / "i")) as ids:
+        *_, reading = traced(lambda: deque(read_corpus(more), maxlen=0))
+        found, stays, peak = traced(lambda: repeated_ids(more, lambda passages, position: None, ids))
+        assert not looks and found.lines == {} and len(found.suspects) == n
+        kept = [passage.id for passage in read_corpus(more) if found.kept(passage) is None]
+    assert kept == ["new"] and len(looks) == n
+    assert stays < 10 * n and peak - reading < 64 * n, (stays, peak, reading)
 
 
 def test_without_the_option_the_line_names_it(index, tmp_path):

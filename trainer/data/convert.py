@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from services.common.errors import UserError
+from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import written_aside
-from services.common.users_files import make_folder, writing
 from services.contracts import Question
 from services.rollout.worker.templates.search_r1 import user_turn
 from trainer.data.columns import Keys
@@ -29,6 +30,8 @@ SEARCH_R1_COLUMNS = (
 """Columns of every parquet file that is written; the source's other columns follow."""
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 """Endings of files that are written."""
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+"""Errors that another path on the same disk would meet too; all others are of the path that was given."""
 
 
 def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False, keys: Keys = NO_KEYS) -> Questions:
@@ -61,13 +64,24 @@ def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False, keys: K
             rows.append((record.fields or {}, found.question))
     if not rows:
         raise UserError(nothing_in(src, problems))
-    make_folder(dst.parent, f"the folder of {dst}")
-    with writing(dst), written_aside(dst) as aside:
+    with _writing(f"the folder of {dst}", "made"):
+        dst.parent.mkdir(parents=True, exist_ok=True)
+    with _writing(str(dst), "written"), written_aside(dst) as aside:
         if suffix == ".parquet":
             _write_parquet(rows, aside)
         else:
             _write_json(rows, aside, suffix)
     return Questions([q for _, q in rows], len(problems))
+
+
+@contextmanager
+def _writing(name: str, done: str) -> Iterator[None]:
+    """Raises EnvironmentLacks where the disk takes no more, and UserError where the path is wrong."""
+    try:
+        yield
+    except OSError as error:
+        kind = EnvironmentLacks if error.errno in _OF_THE_DISK else UserError
+        raise kind(f"{name}: cannot be {done} ({error.strerror or error})") from error
 
 
 def suffix_of(path: Path) -> str:

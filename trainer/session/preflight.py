@@ -3,7 +3,6 @@ the prompts, held-out questions."""
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -21,7 +20,7 @@ import psutil
 from retriever_service.addresses import check_address
 from retriever_service.errors import IndexInvalid
 from retriever_service.index_folder.corpus import read_corpus
-from retriever_service.index_folder.description import IndexInfo, read_info, stamp_of
+from retriever_service.index_folder.description import read_info
 from retriever_service.index_folder.keys import CorpusKeys
 from retriever_service.search.users_index import load_search
 from services.common import hub
@@ -70,8 +69,6 @@ def check_named_files(config: Config) -> None:
         models.resolve(config.model.path)  # it says what a model may be
     if missing:
         raise UserError(f"{'; '.join(missing)}: no such file or folder")
-    for key, index in indexes_of(config).items():
-        check_index(key, index)
     for key, settings in _retrievers(config):
         check_corpus(key, settings)
     for key, value in named.items():
@@ -166,15 +163,9 @@ def _check_listener(key: str, url: str, seconds: float) -> None:
 def check_index(key: str, folder: str) -> None:
     """Raises UserError, with the key, where a folder is no index; the index's files are not looked at."""
     try:
-        _description(folder, stamp_of(Path(folder)))
+        read_info(folder)
     except IndexInvalid as e:
         raise UserError(f"{key}: {str(e).removeprefix('index ')}") from None
-
-
-@functools.lru_cache(maxsize=8)
-def _description(folder: str, stamp: tuple[int, int, int] | None) -> IndexInfo:
-    """Read once, however many checks of a start ask, until it changes. stamp: `stamp_of` the folder."""
-    return read_info(folder)
 
 
 def check_learner_files(config: Config) -> None:

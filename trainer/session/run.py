@@ -26,6 +26,7 @@ from trainer.session.about import about_run, described
 from trainer.session.control import announced, served
 from trainer.session.output import complain, non_blocking
 from trainer.session.own_parts import OwnParts, load_parts
+from trainer.session.preflight import check_retrievers
 from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.resuming.rules import Resumed, check_allowed, go_on_from, identity_of
 from trainer.session.startup import questions_of, start_system
@@ -107,6 +108,7 @@ def train(
         with signals.raised():
             resumed = go_on_from(checkpoint, config, models.resolve(config.model.path), allowed)
             require_same_questions(resumed, config)
+    check_retrievers(config)
     own = load_parts(config)  # before there is a folder, which would be listed as a run
     again = resume is not None and folder.begun()
     folder.open(resume=resume is not None)

@@ -281,9 +281,7 @@ def questions_of(config: Config, file: str, say: Say) -> list[Question]:
 
 
 def held_out_of(config: Config, tokenizer: Any, say: Say) -> list[Question]:
-    """The questions of data.eval, as many as evaluation.limit. Raises where a retriever's files are not
-    there, or a prompt is too long."""
-    check_retrievers(config)
+    """The questions of data.eval, as many as evaluation.limit. Raises where a prompt is too long."""
     if config.data.eval is None:
         return []
     held_out = questions_of(config, config.data.eval, say)[: config.evaluation.limit]
@@ -297,6 +295,7 @@ async def start_serving(
 ) -> AsyncIterator[Serving]:
     """Ray, retrievers and the pool's plan. The caller starts the pool; on leaving, all of it is ended."""
     tokenizer = load_tokenizer(model)
+    await asyncio.to_thread(check_retrievers, config)
     held_out = await asyncio.to_thread(held_out_of, config, tokenizer, say)
     await asyncio.to_thread(check_addresses, config)
     async with AsyncExitStack() as stack:

@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.gpu.sync.actors import BenchRank
 from benchmarks.gpu.sync.batches import batch_of
+from benchmarks.gpu.sync.turns import turn
 from services.contracts import TokenBatch, TrainBatch
 from services.rollout.pool.pool import RolloutPool
 from services.worker_state import WorkerState
@@ -100,8 +101,12 @@ class World:
         say(f"event {json.dumps(event)}")
 
     async def start(self, **learner: Any) -> None:
-        """Workers and learner beside each other; `learner` as in `start_learner`."""
-        await asyncio.gather(self._start_workers(), self.start_learner(**learner))
+        """Workers and learner beside each other; `learner` as in `start_learner`. Where one fails the other
+        is waited for: a learner that starts in its thread is not one to close."""
+        both = self._start_workers(), self.start_learner(**learner)
+        for error in await asyncio.gather(*both, return_exceptions=True):
+            if error is not None:
+                raise error
 
     async def start_learner(
         self, *, actor: type = BenchRank, stage: int = 2, temperature: float = 1.0
@@ -156,7 +161,11 @@ class World:
                     return
                 await asyncio.sleep(0.05)
 
-        await asyncio.wait_for(run_with_resync(self.pool, ready(), lambda: self.sync(again=True)), 400)
+        async def sync() -> None:
+            async with turn(self.options.turns):
+                await self.sync(again=True)
+
+        await asyncio.wait_for(run_with_resync(self.pool, ready(), sync), 400)
 
     async def rank(self, method: str, *args: Any) -> Any:
         """A call of the benchmark's own on learner rank 0."""

@@ -36,6 +36,8 @@ FIRST_BACK_OFF_SECONDS = 1.0
 LAST_BACK_OFF_SECONDS = 30.0
 CRASHES = 5
 """Workers of one slot that end without having finished a trajectory, before the slot is given up."""
+NO_ROOM_YET = "room on the cluster"
+"""What a worker waits for at first."""
 CLOSE_SECONDS = 10.0
 STAGE_SECONDS = 5.0
 ASK_SECONDS = 60.0
@@ -65,10 +67,12 @@ class Membership:
         """Slots of `start` that are wanted still, and have no room on the cluster yet."""
         self._placed = asyncio.Event()
         """Set once there are none."""
+        self._beside: asyncio.Task | None = None
+        """What `start` runs beside the workers."""
 
     async def start(self, beside: Callable[[], Awaitable[None]] | None = None) -> None:
         """As RolloutPool. `scale` may be called meanwhile: a slot that is no longer wanted is not waited for,
-        and neither is one that is added."""
+        and neither is one that is added. So may `close`, which ends it: raises EnvironmentLacks."""
         roster = self._roster
         roster.target = placement.count(self._settings, ray.cluster_resources(), self._learner_gpus)
         if roster.target == 0:
@@ -76,9 +80,12 @@ class Membership:
         self._to_be_placed = set(range(roster.target))
         tasks = [self._starting(slot, self._start_member(slot)) for slot in range(roster.target)]
         if beside is not None:
-            tasks.append(asyncio.create_task(self._once_placed(beside)))
+            self._beside = asyncio.create_task(self._once_placed(beside))
+            tasks.append(self._beside)
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            if roster.closed:  # which cancels them all
+                raise EnvironmentLacks("the rollout pool was closed")
             for task in done:
                 if not task.cancelled():  # as that of a slot that is no longer wanted
                     task.result()
@@ -101,7 +108,8 @@ class Membership:
     async def close(self) -> None:
         roster = self._roster
         roster.closed = True
-        tasks = [*roster.starting.values(), *self._retiring, *([self._watcher] if self._watcher else [])]
+        ours = [task for task in (self._beside, self._watcher) if task is not None]
+        tasks = [*roster.starting.values(), *self._retiring, *ours]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -145,23 +153,34 @@ class Membership:
         return self._retire(member)
 
     def _trim(self) -> list[Member]:
-        """Slots are 0 .. target - 1. A worker beyond moves into a free one; otherwise it is taken out, and
-        the caller retires it."""
+        """Slots are 0 .. target - 1. A worker beyond moves into a free one, or one whose worker is not up
+        yet, which is given up; otherwise it is taken out, and the caller retires it."""
         roster = self._roster
         for slot in [s for s in roster.starting if s >= roster.target]:
-            roster.starting[slot].cancel()
-            self._is_placed(slot)
+            self._give_up_start(slot)
         leaving = []
         for slot in sorted(s for s in roster.members if s >= roster.target):
             member = roster.members[slot]
-            free = self._free_slots()
-            if free:
-                roster.move(member, free[0])
+            if places := self._free_slots() or self._starting_slots():
+                self._give_up_start(places[0])
+                roster.move(member, places[0])
             else:
                 leaving.append(member)
         for member in leaving:
             roster.take_out(member)
         return leaving
+
+    def _give_up_start(self, slot: int) -> None:
+        """End what starts in a slot, if anything does."""
+        if (task := self._roster.starting.get(slot)) is not None:
+            task.cancel()
+        self._is_placed(slot)
+
+    def _starting_slots(self) -> list[int]:
+        """Slots whose worker is not up yet; those that wait for room first."""
+        roster = self._roster
+        slots = (roster.starting.keys() - roster.members.keys()) & set(range(roster.target))
+        return sorted(slots, key=lambda slot: (roster.stages.get(slot) != NO_ROOM_YET, slot))
 
     def _free_slots(self) -> list[int]:
         roster = self._roster
@@ -194,7 +213,7 @@ class Membership:
 
     async def _start_member(self, slot: int) -> None:
         """Start a worker once there is room for it. Raises as `placement.reserve` and `_start_on`."""
-        self._roster.stages[slot] = "room on the cluster"
+        self._roster.stages[slot] = NO_ROOM_YET
         group = await placement.reserve(self._settings)
         self._is_placed(slot)
         await self._start_on(group, slot)
@@ -224,6 +243,8 @@ class Membership:
                 await self._delivery.catch_up(member)
             except WorkerLostError as e:
                 raise EnvironmentLacks(f"rollout worker {id} died while it started: {e}") from e
+            if slot in roster.members:
+                return  # given up, and the cancel came too late: another worker has the slot
             undo.pop_all()
         roster.join(member)
 
@@ -295,7 +316,7 @@ class Membership:
         elif slot in roster.no_room:
             await asyncio.sleep(LAST_BACK_OFF_SECONDS)
         group = None
-        roster.stages[slot] = "room on the cluster"
+        roster.stages[slot] = NO_ROOM_YET
         try:
             group = await placement.reserve(self._settings)
             await self._start_on(group, slot)

@@ -69,8 +69,8 @@ def _prompts_made(config: Config, model: Path) -> int:
     models.check_folder(model, config.model.path)
     rows = islice(parsed(Path(config.data.train)), PROMPTS)
     questions = [item[1].question for item in rows if isinstance(item, tuple)]
-    words = tokenizer.load_tokenizer(model)
-    preflight.check_prompts("data.train", questions, words, config.rollout, trained=True)
+    loaded = tokenizer.load_tokenizer(model)
+    preflight.check_prompts("data.train", questions, loaded, config.rollout, trained=True)
     return len(questions)
 
 

@@ -11,8 +11,8 @@ from typing import Literal, ParamSpec, TypeVar
 
 from services.common.errors import UserError
 
-P = ParamSpec("P")
-T = TypeVar("T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 Level = Literal["good", "note", "bad"]
 GIB = 1 << 30
 _ask = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
@@ -41,7 +41,9 @@ def status_of(url: str, seconds: float = 5.0) -> tuple[int | None, str]:
         return None, str(getattr(e, "reason", e))
 
 
-def tried(what: str, seen: str, check: Callable[P, T], *given: P.args, **options: P.kwargs) -> T | Finding:
+def tried(
+    what: str, seen: str, check: Callable[_P, _T], *given: _P.args, **options: _P.kwargs
+) -> _T | Finding:
     """What a check returns. Where it raises UserError, a bad finding with its line."""
     try:
         return check(*given, **options)
