@@ -3,10 +3,13 @@ over, is put right here."""
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import secrets
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -24,8 +27,14 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 # Hints name commands as they can be typed (services.common.printing.commands): in the tests by their short
-# name, whether or not the environment is activated.
+# name, whether or not the environment is activated. That of the oldest versions lacks the command.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+if shutil.which("unspiral") is None:
+    command = Path(tempfile.mkdtemp(prefix="unspiral-command-")) / "unspiral"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m trainer "$@"\n')
+    command.chmod(0o755)
+    atexit.register(shutil.rmtree, command.parent)
+    os.environ["PATH"] += f"{os.pathsep}{command.parent}"
 
 # The same examples in each run: what they find is found by everybody, and at once.
 settings.register_profile("same", derandomize=True, deadline=None)

@@ -186,8 +186,8 @@ def replay(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
-    """Run the phase monitor over a recorded run: its phases, the alarms it would have raised, the metrics
-    that it judged by, and the rules that cannot judge it yet."""
+    """Run the phase monitor over a recorded run: its phases and alarms, what it judged by, and what it
+    cannot judge yet."""
     run = read_run(metrics)
     if not run.metrics:
         raise UserError(f"{metrics}: {NO_STEPS}, so there is nothing to replay")

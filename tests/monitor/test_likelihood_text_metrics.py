@@ -48,6 +48,7 @@ def test_a_tag_is_found_whether_it_is_one_token_or_several():
 
 
 def test_other_tags_and_tags_across_two_actions_are_none():
+    pytest.importorskip("tokenizers")
     split = byte_bpe(["a"])
     assert marked(split, "<information>", "a <b> 1 < 2", "<sea", "rch>") == []
     assert "".join(marked(split, "<answer>", "é</answer>")) == "<answer></answer>"

@@ -8,7 +8,6 @@ from command_line import run  # noqa: F401
 
 from services.common.errors import UserError
 from services.contracts import Trajectory
-from trainer.commands.work.evaluate import keep_answers
 from trainer.data.checks.coverage import holds, hops_of
 from trainer.data.questions import load_questions
 
@@ -142,6 +141,9 @@ def test_repeated_questions_and_damaged_texts_are_reported(run, tmp_path):
 
 
 def test_ids_that_stand_twice_are_reported_and_each_row_is_a_question_of_its_own(run, tmp_path):
+    pytest.importorskip("ray")  # which the command imports
+    from trainer.commands.work.evaluate import keep_answers
+
     rows = [
         {"id": id, "question": q, "golden_answers": ["x"], "data_source": s}
         for id, q, s in (("q7", "who?", "a"), ("q7", "where?", "a"), ("q7", "when?", "b"))
@@ -186,6 +188,7 @@ def test_answers_that_stand_in_an_index_are_counted_by_source_and_hops_with_miss
 
 
 def test_a_prompt_is_shown_and_what_is_too_long_or_cut_is_counted(run, tmp_path, index):
+    pytest.importorskip("torch")
     from rollout_models import tiny_model
 
     tiny_model(tmp_path / "model")

@@ -37,7 +37,7 @@ def _config(vocabulary: int):
 
 @pytest.fixture(scope="session")
 def tiny_encoder(tmp_path_factory) -> str:
-    import torch
+    torch = pytest.importorskip("torch")
     from transformers import BertModel
 
     folder = tmp_path_factory.mktemp("encoder")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+import pytest
+
 from services.contracts import Question, TrajectoryRequest
 from services.rollout.engines.base import Generation
 
@@ -136,6 +138,7 @@ def chat_bpe():
 
 def words(names: int = 40, more: tuple[str, ...] = ()):
     """A word-level tokenizer with the tags, `n0 n1 ...` and `more`; one word, one token."""
+    pytest.importorskip("tokenizers")
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
