@@ -7,6 +7,7 @@ from learner_world import make_policy
 
 from services.common.errors import UserError
 from trainer.config.schema import parse_config
+from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its files (lab:train_corpus:0)
 from trainer.loop.run.run_folder import RunFolder
 from trainer.session import run as running
 
