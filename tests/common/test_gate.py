@@ -16,6 +16,7 @@ from services.common.http.auth import (
 )
 from services.common.http.hosts import is_ours
 from services.control.cli import ask
+from services.control.places import Place
 from services.control.records import RunStatus
 from tests.common.gate_services import NAMES, POSTS, serving
 from tests.retriever.retriever_fixtures import small_index  # noqa: F401
@@ -204,7 +205,7 @@ def test_a_token_loses_the_line_break_of_the_file_that_it_comes_from(monkeypatch
 @pytest.mark.parametrize("token", ["s\u00e9cret", "s3 cret", "s3\ncret"])
 def test_a_token_that_no_header_can_carry_is_refused_without_being_shown(monkeypatch, token):
     monkeypatch.setenv("UNSPIRAL_API_TOKEN", token)
-    for use in (required_token, lambda url: ask(RunStatus, "GET", url, "/v1/status")):
+    for use in (required_token, lambda url: ask(RunStatus, "GET", Place(url), "/v1/status")):
         with pytest.raises(UserError, match=r"UNSPIRAL_API_TOKEN: character [23] is U\+00") as caught:
             use("http://127.0.0.1:9")
         assert caught.value.exit_code == 2 and "cret" not in str(caught.value)

@@ -156,7 +156,7 @@ def test_the_curves_lead_to_the_run_s_evaluations_where_it_has_some(browser, ser
         assert link.count() == 0
     else:
         link.click()
-        page.get_by_role("link", name="Unspiral").click()
+        page.get_by_role("link", name="← run falls").click()
         page.wait_for_selector(".answer.learning .big")
         link.click()
         page.get_by_role("link", name="after").click()

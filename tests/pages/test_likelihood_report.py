@@ -115,7 +115,7 @@ def test_a_torn_last_line_and_steps_written_twice_are_read_rightly(tmp_path):
         ('{"step": 0}\n{"x": 1}\n', "metrics.jsonl:2: expected an object with a whole number `step`"),
         ('{"step": 0}\nnonsense\n{"step": 1}\n', "metrics.jsonl:2: not JSON"),
         ("[1]\n", "metrics.jsonl:1: expected one JSON object a line"),
-        (None, "metrics.jsonl: cannot be read"),
+        (None, "no run's folder: "),
     ],
 )
 def test_a_broken_record_is_named_with_file_and_line(tmp_path, lines, says):
