@@ -271,6 +271,10 @@ def test_the_command_ends_with_what_to_look_at_before_training(tmp_path, monkeyp
     assert ended.value.code == 0, said.err
     assert json.loads(said.out) == done | {"out": "models/warm"}  # the advice is for people alone
     assert f"next: unspiral eval --config {config} model.path=models/warm; where its EM is near 1" in said.err
+    with pytest.raises(SystemExit):
+        main(["warm-start", "--config", str(config), "--out", "w", "model.path=m", "rollout.max_turns=2"])
+    following = f"next: unspiral eval --config {config} rollout.max_turns=2 model.path=w; where"
+    assert following in capsys.readouterr().err  # an evaluation with other settings would be of another task
 
 
 def test_a_step_that_lasts_says_which_one_it_is(demonstrations, monkeypatch):

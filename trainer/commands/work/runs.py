@@ -6,6 +6,7 @@ Their options are read here. Their work is imported when they are called, becaus
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -137,10 +138,9 @@ def warm_start(
         kept = f"written to {out}" if out.exists() else f"no model was written to {out}"
         raise stopped.with_advice(kept) from None
     typer.echo(ending(f"{taught_in_words(done)}\nwritten to {out}", done | {"out": str(out)}, as_json))
-    _say(
-        f"next: unspiral eval --config {config} model.path={out}; where its EM is near 1 already, training "
-        "has little to teach: take harder questions"
-    )
+    others = [shlex.quote(one) for one in overrides or [] if not one.startswith("model.path=")]
+    way = " ".join(["unspiral eval --config", str(config), *others, f"model.path={out}"])
+    _say(f"next: {way}; where its EM is near 1 already, training has little to teach: take harder questions")
 
 
 def evaluate(
