@@ -69,8 +69,6 @@ def check_named_files(config: Config) -> None:
         models.resolve(config.model.path)  # it says what a model may be
     if missing:
         raise UserError(f"{'; '.join(missing)}: no such file or folder")
-    for key, settings in _retrievers(config):
-        check_corpus(key, settings)
     for key, value in named.items():
         if value and models.on_hub(value) and not key.endswith(("model.path", ".index")):
             hub.local_file(key, value, models.aside)
