@@ -173,7 +173,7 @@ def test_the_prompts_are_made_with_the_models_tokenizer(config, tmp_path, monkey
     monkeypatch.setattr(doctor_parts.models, "check_folder", lambda folder, given: folder)
     asked = []
     monkeypatch.setattr(doctor_parts.tokenizer, "load_tokenizer", lambda folder: f"of {folder}")
-    monkeypatch.setattr(doctor_parts.preflight, "check_prompts", lambda *given, trained: asked.append(given))
+    monkeypatch.setattr(doctor_parts.prompts, "check_prompts", lambda *given, trained: asked.append(given))
     _, lines = findings(config())
     assert line(lines, "prompts").endswith("made of the first 4 questions")
     ((key, questions, tokenizer, _),) = asked

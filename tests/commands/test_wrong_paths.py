@@ -6,7 +6,7 @@ from command_line import run  # noqa: F401
 from services.common.errors import UserError
 from services.common.runs.paths import no_run_in
 from trainer.config.schema import parse_config
-from trainer.session.preflight import check_retrievers
+from trainer.session.preflight.retrievers import check_retrievers
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from trainer.commands.init import text_of
 from trainer.config.explain import explain
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config, leaf_keys, load_config
-from trainer.session.preflight import parameters_by_config
+from trainer.session.preflight.sizes import parameters_by_config
 
 
 @pytest.fixture

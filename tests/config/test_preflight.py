@@ -15,7 +15,8 @@ from trainer.commands.cli import main
 from trainer.config.learner import LoRASettings
 from trainer.config.schema import load_config, parse_config
 from trainer.loop.run.progress import Progress, duration
-from trainer.session.preflight import GIB, adapter_count, check_room, parameter_count
+from trainer.session.preflight.room import GIB, check_room
+from trainer.session.preflight.sizes import adapter_count, parameter_count
 
 
 @pytest.fixture

@@ -15,8 +15,10 @@ from trainer.commands.checks.doctor import check_config
 from trainer.commands.cli import main
 from trainer.config.schema import load_config, parse_config
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its files (lab:train_corpus:0)
-from trainer.session import preflight, startup
-from trainer.session.preflight import check_prompts, check_retrievers
+from trainer.session import startup
+from trainer.session.preflight import retrievers
+from trainer.session.preflight.prompts import check_prompts
+from trainer.session.preflight.retrievers import check_retrievers
 
 BASE = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}}
 
@@ -65,7 +67,7 @@ def test_a_start_reads_the_description_of_an_index_once(tmp_path, monkeypatch, r
     lines = ["model: {path: m}", "data: {train: q.jsonl}", "retriever: {index: i}", ""]
     (tmp_path / "mine.yaml").write_text("\n".join(lines))
     read = []
-    monkeypatch.setattr(preflight, "read_info", lambda folder: read.append(folder) or read_info(folder))
+    monkeypatch.setattr(retrievers, "read_info", lambda folder: read.append(folder) or read_info(folder))
     status, _, err = run("train", "--config", "mine.yaml")
     assert (status, read) == (2, ["i"]) and "model.path" in err
 

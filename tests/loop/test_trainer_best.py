@@ -28,7 +28,7 @@ from trainer.learner.checkpoint import (
 from trainer.learner.schedule import lr_factor
 from trainer.loop.run.best import Best
 from trainer.loop.run.sources import compared
-from trainer.session.preflight import check_held_out
+from trainer.session.preflight.held_out import check_held_out
 from trainer.session.run import checkpoint_of
 
 

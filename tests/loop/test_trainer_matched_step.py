@@ -20,7 +20,7 @@ from trainer.learner.group import Scores
 from trainer.loop.driver import Driver
 from trainer.loop.update.matched_step import LARGEST, MatchedStep, read_series
 from trainer.loop.update.supervision import Supervision
-from trainer.session.preflight import check_learner_files
+from trainer.session.preflight.named_files import check_learner_files
 from trainer.session.stopping import StopSignals
 
 

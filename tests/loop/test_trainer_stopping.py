@@ -27,7 +27,7 @@ from trainer.learner.checkpoint import CheckpointNotWritten, drop_after, latest,
 from trainer.learner.group import LearnerError
 from trainer.session import run as runs
 from trainer.session import stopping
-from trainer.session.ray_watch import RayLost
+from trainer.session.on_ray.watch import RayLost
 from trainer.session.stopping import StopSignals
 
 

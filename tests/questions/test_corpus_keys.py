@@ -10,7 +10,7 @@ from retriever_service.index_folder.keys import CorpusKeys
 from retriever_service.indexing.build import build_index
 from services.common.errors import UserError
 from trainer.config.schema import parse_config
-from trainer.session.preflight import check_retrievers
+from trainer.session.preflight.retrievers import check_retrievers
 
 KEYS = ("--text-key", "Description", "--title-key", "Name", "--id-key", "Object No")
 CLOCKS = CorpusKeys("Description", "Name", "Object No")

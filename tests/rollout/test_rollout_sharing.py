@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from bare_start import bare_start
 from end_to_end import command, configuration, events, finish, metrics
 from rollout_fakes import ScriptedWorker
 from rollout_models import tiny_model
@@ -21,8 +22,7 @@ from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import WeightsGoneError
 from trainer.config.schema import parse_config
 from trainer.loop.driver import Driver
-from trainer.session import startup
-from trainer.session.own_parts import OwnParts
+from trainer.session.run_services import Services
 from trainer.session.stopping import StopSignals
 
 SHARED = {"rollout": {"share_gpus": True, "prompts_per_step": 2, "group_size": 2}}
@@ -173,7 +173,7 @@ async def test_learner_ranks_are_placed_after_every_worker_has_its_share_of_a_gp
             pass
 
     async def start_services(config, stack, say, *, records):
-        return startup.Services("http://x", None, SimpleNamespace())
+        return Services("http://x", None, SimpleNamespace())
 
     workers_answer(monkeypatch, does)
     slow = iter((0.0, 0.3))
@@ -184,27 +184,17 @@ async def test_learner_ranks_are_placed_after_every_worker_has_its_share_of_a_gp
         return SimpleNamespace(bundle_specs=[{"GPU": 0.6}])
 
     monkeypatch.setattr(placement, "reserve", reserve)
-    for name in (
-        "check_addresses",
-        "connect_ray",
-        "leave_ray",
-        "check_room",
-        "check_prompts",
-        "load_tokenizer",
-    ):
-        monkeypatch.setattr(startup, name, lambda *arguments, **options: None)
-    monkeypatch.setattr(startup, "questions_of", lambda *arguments: [])
-    monkeypatch.setattr(startup, "PromptCursor", lambda *arguments: None)
-    monkeypatch.setattr(startup, "LearnerGroup", lambda *arguments, **options: Ranks())
-    monkeypatch.setattr(startup, "start_services", start_services)
     pool = pool_of(workers=2)
-    monkeypatch.setattr(startup, "_pool", lambda *arguments, **options: pool)
-    monkeypatch.setattr(startup.ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 2.0})
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    start_system = bare_start(
+        monkeypatch,
+        resources={"CPU": 8.0, "GPU": 2.0},
+        learner=Ranks(),
+        start_services=start_services,
+        pool=pool,
+    )
     config = parse_config(raw(rollout={"share_gpus": True, "workers": 2}, learner={"ranks": 2}))
-    parts = OwnParts(lambda trajectory: 1.0, {})
     with pytest.raises(UserError, match="no such model") if fails else contextlib.nullcontext():
-        async with startup.start_system(config, "m", None, told.append, own=parts, identity={}):
+        async with start_system(config, told.append):
             assert not fails
     heard = [text for text in told if text in ("room", "ranks", "started")]
     assert heard == ["room", "room", "ranks"] + ([] if fails else ["started"])

@@ -33,7 +33,7 @@ from services.rollout.worker.templates.thoughts import Dropping
 from services.rollout.worker.templates.tool_calls import INVALID, TOOLS, WORDS
 from services.settings import RolloutSettings
 from trainer.commands.work.warm_start import run_warm_start
-from trainer.session.preflight import check_prompts
+from trainer.session.preflight.prompts import check_prompts
 from trainer.suite.protocol import protocol_of
 
 SHOWN = 'Doc 1(Title: "Anna") Born in Oslo.'

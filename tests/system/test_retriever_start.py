@@ -10,7 +10,8 @@ from retriever_service.errors import RetrieverUnavailable
 from services import launcher
 from services.common.errors import EnvironmentLacks
 from trainer.config.schema import parse_config
-from trainer.session import preflight, startup
+from trainer.session import run_services, startup
+from trainer.session.preflight import retrievers
 
 BASE = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "run": {"name": "r"}}
 
@@ -35,7 +36,7 @@ def held():
 def test_an_address_at_which_nothing_listens_is_named_with_what_is_accepted(held, key):
     port = held.getsockname()[1]
     with pytest.raises(EnvironmentLacks) as e:
-        preflight.check_addresses(config_of(key, f"http://me:pass@127.0.0.1:{port}", 0.1))
+        retrievers.check_addresses(config_of(key, f"http://me:pass@127.0.0.1:{port}", 0.1))
     assert str(e.value) == (
         f"{key}.url: nothing listens at http://***@127.0.0.1:{port}, tried for 0.1 s (Connection refused); "
         f"expected a running retriever there, such as `unspiral serve retriever INDEX --port {port}`; or "
@@ -56,8 +57,8 @@ def test_a_server_that_begins_to_listen_within_seconds_is_not_missed(held, monke
             held.listen()
             raise
 
-    monkeypatch.setattr(preflight.socket, "create_connection", tried)
-    preflight.check_addresses(config_of("retriever", f"http://127.0.0.1:{held.getsockname()[1]}"))
+    monkeypatch.setattr(retrievers.socket, "create_connection", tried)
+    retrievers.check_addresses(config_of("retriever", f"http://127.0.0.1:{held.getsockname()[1]}"))
     assert len(refused) == 1
 
 
@@ -75,18 +76,18 @@ def test_it_is_said_before_ray_starts(held, monkeypatch):
         asyncio.run(serve())
 
 
-@pytest.mark.parametrize("key", ["retriever", "evaluation.retriever"])
-def test_one_that_never_gets_ready_names_the_setting_and_the_accepted_answer(key, monkeypatch):
+@pytest.mark.parametrize(("name", "key"), run_services.SECTIONS.items())
+def test_one_that_never_gets_ready_names_the_setting_and_the_accepted_answer(name, key, monkeypatch):
     async def loading(self, seconds, on_wait):
         raise RetrieverUnavailable(f"retriever at {self.url}: not ready after {seconds:g} s: 503")
 
-    monkeypatch.setattr(startup.RetrieverClient, "wait_ready", loading)
+    monkeypatch.setattr(run_services.RetrieverClient, "wait_ready", loading)
     config = config_of(key, "http://x", 7.0)
     settings = config.retriever if key == "retriever" else config.evaluation.retriever
 
     async def ask():
         async with AsyncExitStack() as stack:
-            await startup.retriever_address(settings, "name", config, stack, lambda text: None)
+            await run_services.retriever_address(settings, name, config, stack, lambda text: None)
 
     with pytest.raises(EnvironmentLacks) as e:
         asyncio.run(ask())

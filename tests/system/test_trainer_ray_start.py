@@ -18,22 +18,23 @@ from services.common.errors import EnvironmentLacks
 from services.common.processes import host_limits, signals
 from services.common.processes.alive import is_alive
 from services.common.processes.host_limits import ThreadLimit
-from trainer.session import ray_watch, startup, waits
+from trainer.session import waits
+from trainer.session.on_ray import start as ray_start
 from trainer.session.stopping import StopSignals
 
 IN_C = """
 import ctypes
 from services import local_ray
 from services.common.processes import signals
-from trainer.session import startup
+from trainer.session.on_ray import start as ray_start
 
 def start(**options):
     local_ray._WAS_SET[local_ray.OWNER_VARIABLE] = None
     ctypes.CDLL(None).system(b"echo $$; kill -TERM $PPID; sleep 600")
 
 signals.OVERDUE_SECONDS = 0.2
-startup.start_local_ray = start
-startup.connect_ray(lambda text: None)
+ray_start.start_local_ray = start
+ray_start.connect_ray(lambda text: None)
 """
 
 
@@ -57,9 +58,9 @@ def test_a_ray_that_starts_slowly_is_named_while_it_is_waited_for(monkeypatch):
             named.set()
 
     monkeypatch.setattr(waits, "SAY_SECONDS", 0.05)
-    monkeypatch.setattr(startup, "start_local_ray", lambda **options: named.wait(30))
+    monkeypatch.setattr(ray_start, "start_local_ray", lambda **options: named.wait(30))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    startup.connect_ray(say)
+    ray_start.connect_ray(say)
     assert named.is_set() and "): Ray to start" in said[1]
 
 
@@ -68,11 +69,11 @@ def test_a_cluster_that_cannot_be_joined_is_one_line_and_signal_handlers_stay(mo
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise ConnectionError("ray client\nconnection timeout")
 
-    monkeypatch.setattr(startup.ray, "init", refuse)
+    monkeypatch.setattr(ray_start.ray, "init", refuse)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(EnvironmentLacks) as e:
-        startup.connect_ray(lambda text: None)
+        ray_start.connect_ray(lambda text: None)
     assert (
         str(e.value) == "RAY_ADDRESS=10.0.0.9:6379: cannot join that cluster: ray client connection timeout"
     )
@@ -87,13 +88,13 @@ def test_a_local_ray_that_is_not_up_in_time_is_one_line_that_says_what_helps(mon
             "the raylet failed to startup."
         )
 
-    monkeypatch.setattr(startup.ray, "init", late)
+    monkeypatch.setattr(ray_start.ray, "init", late)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(
         EnvironmentLacks,
         match=r"^a local Ray did not start \(on a busy machine: .*timed out during startup",
     ) as e:
-        startup.connect_ray(lambda text: None)
+        ray_start.connect_ray(lambda text: None)
     assert e.value.exit_code == 3 and "\n" not in str(e.value)
 
 
@@ -101,14 +102,14 @@ def test_the_advice_for_a_late_ray_is_not_what_was_done_already(monkeypatch):
     def late(**kwargs):
         raise Exception("The current node timed out during startup.")
 
-    monkeypatch.setattr(startup.ray, "init", late)
+    monkeypatch.setattr(ray_start.ray, "init", late)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("RAY_raylet_start_wait_time_s", raising=False)
     with pytest.raises(EnvironmentLacks, match="set RAY_raylet_start_wait_time_s=180"):
-        startup.connect_ray(lambda text: None)
+        ray_start.connect_ray(lambda text: None)
     monkeypatch.setenv("RAY_raylet_start_wait_time_s", "180")
     with pytest.raises(EnvironmentLacks, match=r"has less to do\): The current node"):
-        startup.connect_ray(lambda text: None)
+        ray_start.connect_ray(lambda text: None)
 
 
 def test_a_long_temporary_folder_leaves_the_sockets_of_a_local_ray_their_room(monkeypatch, tmp_path):
@@ -117,11 +118,11 @@ def test_a_long_temporary_folder_leaves_the_sockets_of_a_local_ray_their_room(mo
     long.mkdir()
     given = {}
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    monkeypatch.setattr(startup.ray, "init", given.update)
+    monkeypatch.setattr(ray_start.ray, "init", given.update)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
-    startup.connect_ray(lambda text: None)
-    startup.leave_ray()
+    ray_start.connect_ray(lambda text: None)
+    ray_start.leave_ray()
     folder = Path(given["_temp_dir"])
     assert len(str(folder)) + 64 <= 107 and folder.parent.stat().st_mode & 0o777 == 0o700
 
@@ -139,12 +140,12 @@ def test_a_signal_ends_the_wait_for_ray_at_once(monkeypatch, number, own_handler
             except Exception:
                 pass
 
-    monkeypatch.setattr(startup.ray, "init", never)
+    monkeypatch.setattr(ray_start.ray, "init", never)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
     async def run():
         with StopSignals(lambda text: None):
-            startup.connect_ray(lambda text: None)
+            ray_start.connect_ray(lambda text: None)
 
     with pytest.raises(signals.Stopped) as e:
         asyncio.run(run())
@@ -154,7 +155,7 @@ def test_a_signal_ends_the_wait_for_ray_at_once(monkeypatch, number, own_handler
 LOCKED_IN_C = """
 import ctypes
 from services.common.processes import signals
-from trainer.session import ray_watch, startup
+from trainer.session.on_ray import start as ray_start
 
 def start(**options):
     mutex, lock = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
@@ -162,37 +163,37 @@ def start(**options):
     lock(mutex)
 
 signals.OVERDUE_SECONDS = 0.2
-ray_watch.RAY_SECONDS = 0.2
-startup.start_local_ray = start
-startup.connect_ray(lambda text: None)
+ray_start.RAY_SECONDS = 0.2
+ray_start.start_local_ray = start
+ray_start.connect_ray(lambda text: None)
 """
 LATE = r"a local Ray did not start \(.*\): not up within 0\.2 s"
 
 
 def test_a_local_ray_that_never_comes_up_ends_with_one_line_in_time(monkeypatch):
-    monkeypatch.setattr(ray_watch, "RAY_SECONDS", 0.2)
-    monkeypatch.setattr(startup, "start_local_ray", lambda **options: threading.Event().wait(60))
+    monkeypatch.setattr(ray_start, "RAY_SECONDS", 0.2)
+    monkeypatch.setattr(ray_start, "start_local_ray", lambda **options: threading.Event().wait(60))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.delenv(ray_watch.START_SECONDS, raising=False)
+    monkeypatch.delenv(ray_start.START_SECONDS, raising=False)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(EnvironmentLacks) as e:
-        startup.connect_ray(lambda text: None)
+        ray_start.connect_ray(lambda text: None)
     assert re.fullmatch(LATE, str(e.value)) and e.value.exit_code == 3
     assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_a_cluster_that_does_not_answer_ends_with_one_line_in_time(monkeypatch):
-    monkeypatch.setattr(ray_watch, "RAY_SECONDS", 0.2)
-    monkeypatch.setattr(startup.ray, "init", lambda **options: threading.Event().wait(60))
+    monkeypatch.setattr(ray_start, "RAY_SECONDS", 0.2)
+    monkeypatch.setattr(ray_start.ray, "init", lambda **options: threading.Event().wait(60))
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
-    monkeypatch.delenv(ray_watch.START_SECONDS, raising=False)
+    monkeypatch.delenv(ray_start.START_SECONDS, raising=False)
     with pytest.raises(EnvironmentLacks) as e:
-        startup.connect_ray(lambda text: None)
+        ray_start.connect_ray(lambda text: None)
     assert str(e.value) == "RAY_ADDRESS=10.0.0.9:6379: cannot join that cluster: not up within 0.2 s"
 
 
 def test_a_local_ray_that_is_stuck_in_c_ends_in_time_too():
-    environment = {k: v for k, v in ENVIRONMENT.items() if k not in ("RAY_ADDRESS", ray_watch.START_SECONDS)}
+    environment = {k: v for k, v in ENVIRONMENT.items() if k not in ("RAY_ADDRESS", ray_start.START_SECONDS)}
     ended = subprocess.run(
         [sys.executable, "-c", LOCKED_IN_C], env=environment, capture_output=True, text=True, timeout=60
     )
@@ -201,18 +202,18 @@ def test_a_local_ray_that_is_stuck_in_c_ends_in_time_too():
 
 
 def test_a_start_that_may_take_longer_by_rays_own_setting_is_given_twice_that_time(monkeypatch):
-    monkeypatch.delenv(ray_watch.START_SECONDS, raising=False)
-    assert ray_watch.StartLimit(None).seconds == 300
-    monkeypatch.setenv(ray_watch.START_SECONDS, "180")
-    assert ray_watch.StartLimit(None).seconds == 360
-    monkeypatch.setenv(ray_watch.START_SECONDS, "soon")
-    assert ray_watch.StartLimit(None).seconds == 300
+    monkeypatch.delenv(ray_start.START_SECONDS, raising=False)
+    assert ray_start.StartLimit(None).seconds == 300
+    monkeypatch.setenv(ray_start.START_SECONDS, "180")
+    assert ray_start.StartLimit(None).seconds == 360
+    monkeypatch.setenv(ray_start.START_SECONDS, "soon")
+    assert ray_start.StartLimit(None).seconds == 300
 
 
 def test_a_start_in_time_is_not_ended_afterwards(monkeypatch):
-    monkeypatch.setattr(startup, "start_local_ray", lambda **options: None)
+    monkeypatch.setattr(ray_start, "start_local_ray", lambda **options: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    startup.connect_ray(lambda text: None)
+    ray_start.connect_ray(lambda text: None)
     assert not [t for t in threading.enumerate() if isinstance(t, threading.Timer)]
 
 
@@ -220,7 +221,9 @@ def test_a_machine_without_room_for_threads_is_told_before_and_after(monkeypatch
     few = ThreadLimit("kernel.pid_max", 32000, 32768, "sysctl kernel.pid_max=4194304 (as root)")
     monkeypatch.setattr(host_limits, "thread_limit", lambda: few)
     monkeypatch.setattr(host_limits, "threads_of_a_run", lambda: 1274)
-    monkeypatch.setattr(startup, "start_local_ray", lambda **options: (_ for _ in ()).throw(OSError("fork")))
+    monkeypatch.setattr(
+        ray_start, "start_local_ray", lambda **options: (_ for _ in ()).throw(OSError("fork"))
+    )
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     lack = (
         "threads: 32,000 of 32,768 in use (kernel.pid_max); a run here takes about 1,274: "
@@ -228,6 +231,6 @@ def test_a_machine_without_room_for_threads_is_told_before_and_after(monkeypatch
     )
     said = []
     with pytest.raises(EnvironmentLacks) as e:
-        startup.connect_ray(said.append)
+        ray_start.connect_ray(said.append)
     assert said[:2] == [f"warning: {lack}", "starting a local Ray"]
     assert str(e.value) == f"a local Ray did not start ({lack}): fork"

@@ -8,13 +8,12 @@ from contextlib import AsyncExitStack
 from types import SimpleNamespace
 
 import pytest
+from bare_start import bare_start
 
 from services.common.errors import EnvironmentLacks, UserError
 from trainer.config.schema import parse_config
-from trainer.session import startup
-from trainer.session.own_parts import OwnParts
+from trainer.session import run_services, startup
 
-NO_PARTS = OwnParts(lambda trajectory: 1.0, {})
 BASE = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}}
 
 
@@ -60,26 +59,11 @@ def test_a_local_ray_without_room_is_told_before_anything_is_indexed_or_started(
     async def start(*arguments, **options):
         raise AssertionError("a service was started")
 
-    for name in (
-        "connect_ray",
-        "leave_ray",
-        "check_addresses",
-        "check_room",
-        "check_prompts",
-        "load_tokenizer",
-    ):
-        monkeypatch.setattr(startup, name, lambda *arguments, **options: None)
-    monkeypatch.setattr(startup, "questions_of", lambda *arguments: [])
-    monkeypatch.setattr(startup, "PromptCursor", lambda *arguments: None)
-    monkeypatch.setattr(startup, "LearnerGroup", lambda *arguments, **options: Ranks())
-    monkeypatch.setattr(startup, "start_services", start)
-    monkeypatch.setattr(startup, "LOCAL_SECONDS", 0.0)
-    monkeypatch.setattr(startup.ray, "cluster_resources", lambda: {"CPU": 2})
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    start_system = bare_start(monkeypatch, resources={"CPU": 2}, learner=Ranks(), start_services=start)
     config = parse_config(BASE | {"retriever": {"url": "http://x"}, "rollout": {"workers": 2}})
 
     async def run():
-        async with startup.start_system(config, "m", None, lambda text: None, own=NO_PARTS, identity={}):
+        async with start_system(config):
             raise AssertionError("it started")
 
     with pytest.raises(EnvironmentLacks, match="ask for CPU 3; the cluster has CPU 2"):
@@ -113,22 +97,20 @@ def test_records_are_flushed_before_workers_and_retrievers_are_ended(monkeypatch
     async def start_services(config, stack, say, *, records):
         stack.callback(ended.append, "retrievers")
         records.callback(ended.append, "records")
-        return startup.Services("http://x", None, SimpleNamespace())
+        return run_services.Services("http://x", None, SimpleNamespace())
 
-    for name in ("connect_ray", "check_addresses", "check_room", "check_prompts", "load_tokenizer"):
-        monkeypatch.setattr(startup, name, lambda *arguments, **options: None)
-    monkeypatch.setattr(startup, "leave_ray", lambda: ended.append("Ray"))
-    monkeypatch.setattr(startup, "questions_of", lambda *arguments: [])
-    monkeypatch.setattr(startup, "PromptCursor", lambda *arguments: None)
-    monkeypatch.setattr(startup, "LearnerGroup", lambda *arguments, **options: Learner())
-    monkeypatch.setattr(startup, "start_services", start_services)
-    monkeypatch.setattr(startup, "_pool", lambda *arguments, **options: Pool())
-    monkeypatch.setattr(startup.ray, "cluster_resources", lambda: {"CPU": 8})
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    start_system = bare_start(
+        monkeypatch,
+        resources={"CPU": 8},
+        learner=Learner(),
+        start_services=start_services,
+        pool=Pool(),
+        leave_ray=lambda: ended.append("Ray"),
+    )
 
     async def run():
         config = parse_config(BASE | {"retriever": {"url": "http://x"}})
-        async with startup.start_system(config, "m", None, said.append, own=NO_PARTS, identity={}):
+        async with start_system(config, said.append):
             assert ended == []
 
     asyncio.run(run())
@@ -162,9 +144,11 @@ def services(monkeypatch, tmp_path, log, *, fails=None, say=lambda text: None):
     async def ready(self, *arguments, **options):
         pass
 
-    monkeypatch.setattr(startup, "start_retriever", lambda index, *, name, **_: start(name.split("-")[-1]))
-    monkeypatch.setattr(startup, "start_likelihood", lambda store, **_: start("likelihood"))
-    monkeypatch.setattr(startup.RetrieverClient, "wait_ready", ready)
+    monkeypatch.setattr(
+        run_services, "start_retriever", lambda index, *, name, **_: start(name.split("-")[-1])
+    )
+    monkeypatch.setattr(run_services, "start_likelihood", lambda store, **_: start("likelihood"))
+    monkeypatch.setattr(run_services.RetrieverClient, "wait_ready", ready)
     config = parse_config(
         BASE
         | {
@@ -176,7 +160,7 @@ def services(monkeypatch, tmp_path, log, *, fails=None, say=lambda text: None):
 
     async def run():
         async with AsyncExitStack() as stack, AsyncExitStack() as records:
-            return await startup.start_services(config, stack, say, records=records)
+            return await run_services.start_services(config, stack, say, records=records)
 
     return asyncio.run(run())
 
@@ -219,14 +203,14 @@ def test_a_corpus_that_cannot_be_indexed_is_told_before_another_is_indexed(monke
         indexed.append(folder.name)
         raise UserError(f"{corpus}:3: not JSON")
 
-    monkeypatch.setattr(startup, "index_corpus", index)
-    monkeypatch.setattr(startup.models, "resolve_file", lambda name: name)
+    monkeypatch.setattr(run_services, "index_corpus", index)
+    monkeypatch.setattr(run_services.models, "resolve_file", lambda name: name)
     run = {"run": {"dir": str(tmp_path), "name": "r"}}
     corpora = {"retriever": {"corpus": "bad"}, "evaluation": {"retriever": {"corpus": "large"}}}
 
     async def start():
         async with AsyncExitStack() as stack:
-            await startup.start_services(parse_config(BASE | run | corpora), stack, lambda text: None)
+            await run_services.start_services(parse_config(BASE | run | corpora), stack, lambda text: None)
 
     with pytest.raises(UserError, match=r"^bad:3: not JSON$"):
         asyncio.run(start())
@@ -234,7 +218,7 @@ def test_a_corpus_that_cannot_be_indexed_is_told_before_another_is_indexed(monke
 
 
 def test_a_start_that_is_cut_short_waits_a_bounded_time_for_a_service(monkeypatch):
-    monkeypatch.setattr(startup, "CANCEL_SECONDS", 0.05)
+    monkeypatch.setattr(run_services, "CANCEL_SECONDS", 0.05)
     over = threading.Event()
     log = []
 
@@ -244,7 +228,7 @@ def test_a_start_that_is_cut_short_waits_a_bounded_time_for_a_service(monkeypatc
 
     async def cut(seconds):
         async with AsyncExitStack() as stack:
-            starting = asyncio.create_task(startup._started(lambda: start(seconds), stack))
+            starting = asyncio.create_task(run_services._started(lambda: start(seconds), stack))
             await asyncio.sleep(0.01)
             starting.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -254,13 +238,13 @@ def test_a_start_that_is_cut_short_waits_a_bounded_time_for_a_service(monkeypatc
     asyncio.run(cut(30))
     assert log == []  # it is left behind
     over.clear()
-    monkeypatch.setattr(startup, "CANCEL_SECONDS", 30.0)
+    monkeypatch.setattr(run_services, "CANCEL_SECONDS", 30.0)
     asyncio.run(cut(0.02))
     assert log == ["slow stopped"]
 
 
 def test_a_start_that_is_left_behind_and_fails_says_nothing(monkeypatch, caplog):
-    monkeypatch.setattr(startup, "CANCEL_SECONDS", 0.0)
+    monkeypatch.setattr(run_services, "CANCEL_SECONDS", 0.0)
     over = threading.Event()
 
     def start():
@@ -269,7 +253,7 @@ def test_a_start_that_is_left_behind_and_fails_says_nothing(monkeypatch, caplog)
 
     async def cut():
         async with AsyncExitStack() as stack:
-            starting = asyncio.create_task(startup._started(start, stack))
+            starting = asyncio.create_task(run_services._started(start, stack))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             starting.cancel()

@@ -19,7 +19,8 @@ from trainer.config.schema import load_config
 from trainer.data.checks.overlap import twins
 from trainer.data.models import is_there, resolve
 from trainer.data.questions import validate
-from trainer.session.preflight import check_index, parameter_count, parameters_by_config
+from trainer.session.preflight.retrievers import check_index
+from trainer.session.preflight.sizes import parameter_count, parameters_by_config
 
 LARGE, HUGE = 1.0e9, 5.0e9
 """Parameters from which a model trains with checkpointed activations, and from which it needs several ranks

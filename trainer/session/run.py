@@ -24,10 +24,10 @@ from trainer.loop.run.progress import Progress
 from trainer.loop.run.run_folder import RunFolder
 from trainer.session.about import about_run, described
 from trainer.session.control import announced, served
+from trainer.session.on_ray.watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.output import complain, non_blocking
 from trainer.session.own_parts import OwnParts, load_parts
-from trainer.session.preflight import check_retrievers
-from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
+from trainer.session.preflight.retrievers import check_retrievers
 from trainer.session.resuming.rules import Resumed, check_allowed, go_on_from, identity_of
 from trainer.session.startup import questions_of, start_system
 from trainer.session.stopping import StopSignals

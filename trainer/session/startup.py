@@ -18,258 +18,30 @@ from typing import Any
 
 import ray
 
-from retriever_service.client import RetrieverClient
-from retriever_service.errors import RetrieverUnavailable
-from services.common.errors import EnvironmentLacks, UserError
-from services.common.http.auth import TOKEN_VARIABLE, token_of
-from services.common.processes import signals
-from services.common.processes.host_limits import lack_of_open_files, lack_of_threads
-from services.common.processes.semaphores import remove_dead_semaphores
-from services.common.redaction import address_without_secrets
+from services.common.errors import EnvironmentLacks
 from services.contracts import Question
-from services.launcher import Service, index_corpus, start_likelihood, start_retriever
-from services.likelihood.client import LikelihoodClient
-from services.local_ray import start_local_ray, stop_local_ray
 from services.rollout.pool import placement
 from services.rollout.pool.pool import RolloutPool
 from services.rollout.worker.tokenizer import load_tokenizer
-from services.settings import RetrieverSettings
 from trainer.config.schema import Config
 from trainer.data import PromptCursor, load_questions, models
 from trainer.learner.group import LearnerGroup
 from trainer.loop.run.run_folder import RunFolder
 from trainer.loop.run.system import Serving, System
+from trainer.session.on_ray.start import connect_ray, leave_ray
 from trainer.session.own_parts import OwnParts
-from trainer.session.preflight import (
-    check_addresses,
-    check_held_out,
-    check_learner_files,
-    check_prompts,
-    check_retrievers,
-    check_room,
-    keys_of,
-)
-from trainer.session.ray_watch import (
-    RECONNECT_SECONDS,
-    StartLimit,
-    in_a_group_of_their_own,
-    not_up,
-    silence_ray,
-)
+from trainer.session.preflight.held_out import check_held_out
+from trainer.session.preflight.named_files import check_learner_files
+from trainer.session.preflight.prompts import check_prompts
+from trainer.session.preflight.retrievers import check_addresses, check_retrievers
+from trainer.session.preflight.room import check_room
 from trainer.session.resuming.rules import Resumed
+from trainer.session.run_services import Services, start_services
 from trainer.session.waits import busy, told
 
 Say = Callable[[str], None]
-CANCEL_SECONDS = 10.0
-"""Longest wait, when a start is cut short, for the service that is starting."""
 LOCAL_SECONDS = 2.0
 """Longest wait for a local Ray to report its resources; no other node joins it."""
-
-
-def connect_ray(say: Say) -> None:
-    """Join the cluster of RAY_ADDRESS (set inside `ray job submit`), otherwise start a local Ray, which ends
-    with this process and answers nobody else. `leave_ray` undoes it.
-
-    Raises EnvironmentLacks, also where Ray is not up within RAY_SECONDS, and Stopped after a signal: Ray's
-    start blocks the event loop, for minutes on a busy machine."""
-    address = os.environ.get("RAY_ADDRESS")
-    if not address:
-        for lack in filter(None, (lack_of_threads(), lack_of_open_files())):
-            say(f"warning: {lack}")
-    say(f"joining Ray at {address}" if address else "starting a local Ray")
-    limit = StartLimit(address)
-    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
-    # Read by a Ray that starts here: without its head it lives on, for the run to save what it has.
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_SECONDS))
-    try:
-        # Ray puts its own handlers in place of ours, which would end the process within a clean stop.
-        with (
-            signals.cut_short(limit.left),
-            signals.kept(),
-            limit.kept(),
-            in_a_group_of_their_own(),
-            told(say, lambda: f"Ray to start{busy()}"),
-        ):
-            if address:
-                # A job may bring some of these variables itself (--runtime-env), and Ray refuses the same
-                # name twice unless told which one holds.
-                os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
-                ray.init(address=address, runtime_env={"env_vars": worker_environment()}, **options)
-            else:
-                start_local_ray(include_dashboard=False, **options)
-    except signals.Stopped:
-        leave_ray()
-        if limit.reached.is_set():
-            raise limit.late() from None
-        raise
-    except Exception as e:  # a raylet that is not up in time is a bare one
-        reason = " ".join(str(e).split())[:300]
-        raise EnvironmentLacks(f"{not_up(address)}: {reason}") from e
-    else:
-        silence_ray()
-
-
-def leave_ray() -> None:
-    """Leave the cluster, or end the local Ray, and clear away what its engines left."""
-    stop_local_ray()
-    remove_dead_semaphores()
-
-
-def worker_environment() -> dict[str, str]:
-    """The only variables that travel to actors by Ray's runtime environment: an allow-list, since these are
-    shown on the dashboard."""
-    allowed = (
-        "HF_HUB_OFFLINE",
-        "UNSPIRAL_CACHE",
-        "TORCH_EXTENSIONS_DIR",
-        "NCCL_NVLS_ENABLE",
-        "NCCL_CUMEM_ENABLE",
-        "RAY_AUTH_MODE",
-    )
-    return {k: os.environ[k] for k in allowed if k in os.environ}
-
-
-async def _started(start: Callable[[], Service], stack: AsyncExitStack) -> str:
-    """The address of a service that `start` starts, in a thread; it is stopped with the stack.
-
-    When this is cancelled, the start is waited for, up to CANCEL_SECONDS: its thread is in the middle of a
-    call to Ray, which should not be shut down under it.
-    """
-    starting = asyncio.ensure_future(asyncio.to_thread(start))
-    # One that is left behind fails when Ray ends, which nobody needs to hear of.
-    starting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-    try:
-        service = await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        await asyncio.wait({starting}, timeout=CANCEL_SECONDS)
-        if starting.done() and not starting.cancelled() and starting.exception() is None:
-            stack.callback(starting.result().stop)
-        raise
-    stack.callback(service.stop)
-    return service.url
-
-
-async def retriever_address(
-    settings: RetrieverSettings,
-    name: str,
-    config: Config,
-    stack: AsyncExitStack,
-    say: Say,
-    index: str | None = None,
-) -> str:
-    """Address of a ready retriever: the one given, or one started here on the index or corpus.
-
-    index: of `index_of`, where it was made already."""
-    url = settings.url
-    limit = settings.start_timeout_seconds
-    key = f"{'evaluation.' if settings is config.evaluation.retriever else ''}retriever"
-    longest = f"{key}.start_timeout_seconds"
-    if url is None:
-        index = index or await index_of(settings, name, config, say)
-        with told(say, f"the retriever on {index} to start"):
-            actor = f"unspiral-{config.run.name}-{name}"
-            start = partial(
-                start_retriever,
-                index,
-                topk=config.rollout.topk,
-                name=actor,
-                timeout_seconds=limit,
-                key=longest,
-            )
-            url = await _started(start, stack)
-    client = RetrieverClient(url, timeout_seconds=settings.timeout_seconds)
-    try:
-        await client.wait_ready(limit, on_wait=say)
-    except RetrieverUnavailable as e:
-        raise EnvironmentLacks(
-            f"{e}; expected: 200 from its /readyz, or 404 where it has none; {longest}={limit:g} is the "
-            "longest wait"
-        ) from e
-    finally:
-        await client.aclose()
-    return url
-
-
-async def index_of(settings: RetrieverSettings, name: str, config: Config, say: Say) -> str:
-    """The folder of the retriever's index: the one given, or one of its corpus, made here."""
-    if settings.index:
-        return settings.index
-    given = settings.corpus
-    if given is None:
-        raise UserError("retriever needs one of url, index, corpus")
-    say(f"indexing {given}")
-    folder = config.run_dir / f"{name}_index"
-    make = partial(index_corpus, models.resolve_file(given), folder, keys=keys_of(settings))
-    with told(say, f"the index of {given}"):
-        skipped = await asyncio.to_thread(make, skip_bad=settings.skip_bad)
-    if skipped:
-        say(f"{given}: {skipped:,} malformed or repeated lines left out (skip_bad)")
-    return str(folder)
-
-
-async def likelihood_store(config: Config, stack: AsyncExitStack, say: Say) -> LikelihoodClient:
-    """Client of the likelihood service: the one given, or one started here on the store."""
-    url = config.store.url
-    token_steps = max(config.store.token_steps, config.probe.lag_steps + 1)
-    if url is None or not url.startswith(("http://", "https://")):
-        with told(say, "the likelihood service to start"):
-            start = partial(
-                start_likelihood,
-                url or f"sqlite:{(config.run_dir / 'likelihood.db').resolve()}",
-                token_steps=token_steps,
-                trajectory_steps=config.store.trajectory_steps,
-                name=f"unspiral-{config.run.name}-likelihood",
-                rules=config.monitor.rules,
-            )
-            url = await _started(start, stack)
-    token = token_of(TOKEN_VARIABLE)
-    store = LikelihoodClient(url, spool_dir=config.run_dir / "spool", token=token, token_steps=token_steps)
-    stack.callback(store.close)
-    say(f"live page: {address_without_secrets(store.url)}/#runs={config.run.name}")
-    return store
-
-
-@dataclass(frozen=True)
-class Services:
-    """The services of a run, ready to be asked."""
-
-    retriever_url: str
-    eval_retriever_url: str | None
-    store: LikelihoodClient | None
-
-
-async def start_services(
-    config: Config, stack: AsyncExitStack, say: Say, *, records: AsyncExitStack | None = None
-) -> Services:
-    """Index what is to be indexed, then start all services of a run at the same time. They are stopped with
-    the stack. records: the likelihood service is started too, and stopped with this one.
-
-    Where one does not start, the others are ended, and its error is raised.
-    """
-    held_out = config.evaluation.retriever
-    # One after the other: a thread that indexes cannot be stopped, and would keep a fault of the other back.
-    index = held_out_index = None
-    if config.retriever.url is None:
-        index = await index_of(config.retriever, "retriever", config, say)
-    if held_out and held_out.url is None:
-        held_out_index = await index_of(held_out, "eval_retriever", config, say)
-    try:
-        async with asyncio.TaskGroup() as group:
-            retriever = group.create_task(
-                retriever_address(config.retriever, "retriever", config, stack, say, index)
-            )
-            evaluation = held_out and group.create_task(
-                retriever_address(held_out, "eval_retriever", config, stack, say, held_out_index)
-            )
-            likelihood = records and group.create_task(likelihood_store(config, records, say))
-    except BaseExceptionGroup as errors:
-        first = errors.exceptions[0]
-        raise first from first.__cause__
-    return Services(
-        retriever.result(),
-        evaluation.result() if evaluation else None,
-        likelihood.result() if likelihood else None,
-    )
 
 
 def questions_of(config: Config, file: str, say: Say) -> list[Question]:
@@ -366,6 +138,46 @@ def starting(pool: RolloutPool, learner: LearnerGroup) -> str:
     return ", ".join([*workers, *([] if learner.where else ["the learner"])]) + busy()
 
 
+async def _start_on_gpus(pool: RolloutPool, learner: LearnerGroup, *, in_turns: bool) -> None:
+    """in_turns: workers and ranks share their GPUs."""
+    if not in_turns:
+        await asyncio.gather(pool.start(), asyncio.to_thread(learner.start))
+        return
+    # An engine measures the free memory when it starts: till then the learner uses host memory. Ranks placed
+    # before the workers hold their shares could both get the same GPU.
+    await pool.start(beside=partial(asyncio.to_thread, learner.prepare))
+    await pool.sleep()
+    await asyncio.to_thread(learner.start)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run has read before anything slow starts."""
+
+    tokenizer: Any
+    cursor: PromptCursor
+    held_out: list[Question]
+
+
+async def prepared(config: Config, model: Path, say: Say, resumed: Resumed | None) -> Prepared:
+    """Read questions and tokenizer, and look for the mistakes that can be seen so far.
+
+    Raises UserError, and EnvironmentLacks where there is no room, or no retriever at its address."""
+    train = questions_of(config, config.data.train, say)
+    await asyncio.to_thread(check_learner_files, config)
+    check_room(config, model)
+    tokenizer = load_tokenizer(model)
+    await asyncio.to_thread(check_prompts, "data.train", train, tokenizer, config.rollout, trained=True)
+    may_change = resumed.allowed if resumed else frozenset()
+    cursor = PromptCursor(train, config.seed, config.data.shuffle, may_change, config.data.weights)
+    if resumed:
+        cursor.load_state_dict(resumed.state["cursor"])
+    held_out = await asyncio.to_thread(held_out_of, config, tokenizer, say)
+    await asyncio.to_thread(check_held_out, config, train, held_out, say)
+    await asyncio.to_thread(check_addresses, config)
+    return Prepared(tokenizer, cursor, held_out)
+
+
 @asynccontextmanager
 async def start_system(
     config: Config,
@@ -381,21 +193,10 @@ async def start_system(
 
     own: the user's parts that the driver calls. resumed: the checkpoint to go on from; its questions are
     compared before anything slow starts."""
-    train = questions_of(config, config.data.train, say)
-    await asyncio.to_thread(check_learner_files, config)
-    check_room(config, model)
-    tokenizer = load_tokenizer(model)
-    await asyncio.to_thread(check_prompts, "data.train", train, tokenizer, config.rollout, trained=True)
-    may_change = resumed.allowed if resumed else frozenset()
-    cursor = PromptCursor(train, config.seed, config.data.shuffle, may_change, config.data.weights)
-    if resumed:
-        cursor.load_state_dict(resumed.state["cursor"])
-    held_out = await asyncio.to_thread(held_out_of, config, tokenizer, say)
-    await asyncio.to_thread(check_held_out, config, train, held_out, say)
+    ready = await prepared(config, model, say, resumed)
     workers = config.rollout.workers
     ranks = config.learner.ranks
     joined = bool(os.environ.get("RAY_ADDRESS"))
-    await asyncio.to_thread(check_addresses, config)
     async with AsyncExitStack() as stack:
         connect_ray(say)
         stack.callback(leave_ray)
@@ -417,26 +218,19 @@ async def start_system(
                 await wait_for_room(config, learner)
         say("starting rollout workers and learner")
         with told(say, lambda: starting(pool, learner)):
-            if config.rollout.share_gpus:
-                # An engine measures the free memory when it starts: till then the learner uses host memory.
-                # Ranks placed before the workers hold their shares could both get the same GPU.
-                await pool.start(beside=partial(asyncio.to_thread, learner.prepare))
-                await pool.sleep()
-                await asyncio.to_thread(learner.start)
-            else:
-                await asyncio.gather(pool.start(), asyncio.to_thread(learner.start))
+            await _start_on_gpus(pool, learner, in_turns=config.rollout.share_gpus)
         for rank in learner.where[:1]:
             if rank.activations:
                 say(rank.activations)
         yield System(
-            tokenizer=tokenizer,
-            eval_questions=held_out,
+            tokenizer=ready.tokenizer,
+            eval_questions=ready.held_out,
             retriever_url=services.retriever_url,
             eval_retriever_url=services.eval_retriever_url,
             pool=pool,
             config=config,
             folder=folder,
-            cursor=cursor,
+            cursor=ready.cursor,
             store=services.store,
             learner=learner,
             reward=own.reward,

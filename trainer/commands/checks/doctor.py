@@ -40,7 +40,7 @@ from trainer.config.schema import Config, load_config
 from trainer.data.questions import BadRow, parsed
 from trainer.lab.demo import lab_name
 from trainer.session.gpus import gpus_here
-from trainer.session.preflight import check_index, indexes_of, keys_of
+from trainer.session.preflight.retrievers import check_index, indexes_of, keys_of
 
 LOOKED_AT = 1000
 """Rows of a question file that are read."""

@@ -26,9 +26,9 @@ from trainer.session.own_parts import parts_of
 
 if TYPE_CHECKING:
     from services.rollout.worker import tokenizer
-    from trainer.session import preflight
+    from trainer.session.preflight import prompts
 else:  # transformers takes seconds
-    preflight = LazyModule("trainer.session.preflight")
+    prompts = LazyModule("trainer.session.preflight.prompts")
     tokenizer = LazyModule("services.rollout.worker.tokenizer")
 
 PROMPTS = 100
@@ -70,7 +70,7 @@ def _prompts_made(config: Config, model: Path) -> int:
     rows = islice(parsed(Path(config.data.train)), PROMPTS)
     questions = [item[1].question for item in rows if isinstance(item, tuple)]
     loaded = tokenizer.load_tokenizer(model)
-    preflight.check_prompts("data.train", questions, loaded, config.rollout, trained=True)
+    prompts.check_prompts("data.train", questions, loaded, config.rollout, trained=True)
     return len(questions)
 
 

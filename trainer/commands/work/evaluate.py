@@ -26,7 +26,7 @@ from trainer.loop.run.progress import duration
 from trainer.loop.run.system import Serving
 from trainer.rewards import make_reward, right_at
 from trainer.rewards.calls import RewardCalls
-from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
+from trainer.session.on_ray.watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.resuming.rules import differing
 from trainer.session.startup import start_serving
 from trainer.session.waits import busy, told

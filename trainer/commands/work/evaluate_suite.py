@@ -23,7 +23,7 @@ from trainer.data.checkpoints import asked_otherwise
 from trainer.learner.checkpoint import find
 from trainer.learner.model.model_identity import weights_digest
 from trainer.loop.run.system import Serving
-from trainer.session.preflight import check_prompts
+from trainer.session.preflight.prompts import check_prompts
 from trainer.session.waits import told
 from trainer.suite.answering import Asking, Retrieve, Sampling
 from trainer.suite.folder import begin, finish

@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from trainer.commands.work import evaluate_suite as suites
     from trainer.commands.work import warm_start as warming
     from trainer.lab import show
-    from trainer.session import preflight
     from trainer.session import run as running
+    from trainer.session.preflight import named_files
 else:  # they need torch and Ray
     evaluating = LazyModule("trainer.commands.work.evaluate")
     suites = LazyModule("trainer.commands.work.evaluate_suite")
     show = LazyModule("trainer.lab.show")
-    preflight = LazyModule("trainer.session.preflight")
+    named_files = LazyModule("trainer.session.preflight.named_files")
     running = LazyModule("trainer.session.run")
     warming = LazyModule("trainer.commands.work.warm_start")
 
@@ -80,7 +80,7 @@ def train(
     """Train a policy. The run's files go to run.dir/run.name."""
     settings = load_config(config, overrides or [])
     if resume is None and not allow_changed:  # a resumed run has its folder
-        preflight.check_named_files(settings)
+        named_files.check_named_files(settings)
     check_gpus_here(settings)
     try:
         summary = running.train(

@@ -48,9 +48,11 @@ from trainer.data import load_questions, models
 from trainer.learner.checkpoint import may_export_to
 from trainer.learner.group import LearnerGroup
 from trainer.rewards import normalize
-from trainer.session.preflight import check_addresses, check_one_sequence, check_prompts, check_retrievers
-from trainer.session.ray_watch import leave_without_ray, ray_watched
-from trainer.session.startup import connect_ray, leave_ray, retriever_address
+from trainer.session.on_ray.start import connect_ray, leave_ray
+from trainer.session.on_ray.watch import leave_without_ray, ray_watched
+from trainer.session.preflight.prompts import check_one_sequence, check_prompts
+from trainer.session.preflight.retrievers import check_addresses, check_retrievers
+from trainer.session.run_services import retriever_address
 from trainer.session.waits import told
 
 Search = Callable[[str], Awaitable[list[Hit]]]

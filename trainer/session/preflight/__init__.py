@@ -1,0 +1,1 @@
+"""Checks before anything slow starts: each raises one line that names the key, and what helps."""
