@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from benchmarks.barometer import faults
 from benchmarks.barometer.faults import BEGINS, Fault
-from benchmarks.collapse.cells import leaves
+from benchmarks.grids.leaves import leaves
 from services.common.errors import UserError
 from services.likelihood.monitor.alarms import Rule
 

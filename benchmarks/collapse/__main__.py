@@ -8,14 +8,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.collapse.arms import ARMS, RUNNABLE, SEEDS, STEPS, chosen, contrasts
-from benchmarks.collapse.cells import Cell, cells
-from benchmarks.collapse.collected import RESULTS, collect, keep_series, read_all, repeats_of
-from benchmarks.collapse.grid import missing_arms, run_grid, status_table, warm
-from benchmarks.collapse.page import write_page
-from benchmarks.collapse.power import paragraph
-from benchmarks.collapse.starts import comparison, make_starts
-from benchmarks.collapse.tables import everything
+from benchmarks.collapse.judged.collected import RESULTS, collect, keep_series, read_all, repeats_of
+from benchmarks.collapse.judged.page import write_page
+from benchmarks.collapse.judged.power import paragraph
+from benchmarks.collapse.judged.tables import everything
+from benchmarks.collapse.planned.arms import ARMS, RUNNABLE, SEEDS, STEPS, chosen, contrasts
+from benchmarks.collapse.planned.cells import Cell, cells
+from benchmarks.collapse.running.grid import missing_arms, run_grid, status_table, warm
+from benchmarks.collapse.running.starts import comparison, make_starts
 from benchmarks.grids.command_line import (
     add_commands,
     add_parallel,

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.barometer.plan import warm_start_of
-from benchmarks.collapse.grid import Job, end_all
+from benchmarks.collapse.running.grid import Job, end_all
 from benchmarks.collapse_bench.plan import STEPS
 from benchmarks.grids.cell_folder import MOST_FAILURES, CellFolder, grid_lock
 from services.common.errors import UnspiralError

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.barometer.collected import COLUMNS, PACKAGES
 from benchmarks.barometer.plan import warm_start_of
-from benchmarks.collapse.collected import evaluations
+from benchmarks.collapse.judged.collected import evaluations
 from benchmarks.collapse_bench.cells import Cell
 from benchmarks.grids.kept import columns_of, keep, rows_of, unpacked, versions
 from services.common.files import json_lines

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.barometer import plan as barometer
-from benchmarks.collapse.arms import ARMS
-from benchmarks.collapse.cells import leaves
+from benchmarks.collapse.planned.arms import ARMS
 from benchmarks.collapse_bench import causes as _causes
 from benchmarks.collapse_bench.causes import CAUSES
+from benchmarks.grids.leaves import leaves
 from services.common.errors import UserError
 
 STEPS, EVAL_EVERY, QUESTIONS = 48, 12, 100

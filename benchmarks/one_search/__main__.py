@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.barometer.faults import Fault
-from benchmarks.collapse.grid import GridProgress, Job, Runner
+from benchmarks.collapse.running.grid import GridProgress, Job, Runner
 from benchmarks.collapse_bench.cells import set_threads
 from benchmarks.grids.cell_folder import grid_lock, run_timed, states_table
 from benchmarks.grids.command_line import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.collapse.grid import PACKAGES
+from benchmarks.collapse.running.grid import PACKAGES
 from benchmarks.grids.cell_folder import CellFolder
 from benchmarks.grids.kept import columns_of, keep, processor, rows_of, unpacked, versions
 from benchmarks.one_search.plan import LAST, STEPS

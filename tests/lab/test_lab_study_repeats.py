@@ -9,7 +9,7 @@ import sys
 import pytest
 from places import ROOT
 
-from benchmarks.collapse.collected import evaluations, fingerprint, reproducible
+from benchmarks.collapse.judged.collected import evaluations, fingerprint, reproducible
 from services.common.files import json_lines
 from trainer.config.schema import dump_config, parse_config
 from trainer.lab.demo import collapse_config, prepare

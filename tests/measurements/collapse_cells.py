@@ -2,9 +2,9 @@
 
 import json
 
-from benchmarks.collapse.cells import Cell
-from benchmarks.collapse.grid import machine_file, warm_file
-from benchmarks.collapse.outcomes import planned
+from benchmarks.collapse.judged.outcomes import planned
+from benchmarks.collapse.planned.cells import Cell
+from benchmarks.collapse.running.grid import machine_file, warm_file
 
 
 def made_up(

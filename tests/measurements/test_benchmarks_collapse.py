@@ -7,7 +7,9 @@ from places import ROOT
 from ruamel.yaml import YAML
 
 from benchmarks.collapse.__main__ import main
-from benchmarks.collapse.arms import (
+from benchmarks.collapse.judged.outcomes import END, EVERY, QUESTIONS, planned
+from benchmarks.collapse.judged.power import paragraph
+from benchmarks.collapse.planned.arms import (
     ARMS,
     BASE,
     CLAIM,
@@ -19,11 +21,9 @@ from benchmarks.collapse.arms import (
     configuration,
     contrasts,
 )
-from benchmarks.collapse.cells import leaves
-from benchmarks.collapse.outcomes import END, EVERY, QUESTIONS, planned
-from benchmarks.collapse.plan_page import arms_table, base_yaml, contrasts_line
-from benchmarks.collapse.power import paragraph
+from benchmarks.collapse.planned.plan_page import arms_table, base_yaml, contrasts_line
 from benchmarks.grids.command_line import numbers
+from benchmarks.grids.leaves import leaves
 from services.common.errors import UserError
 from trainer.config.schema import dump_config, parse_config
 

@@ -13,9 +13,17 @@ from collections import deque
 import pytest
 from rich.console import Console
 
-from benchmarks.collapse import grid
-from benchmarks.collapse.cells import MOST_FAILURES, Cell, cells
-from benchmarks.collapse.grid import GridProgress, Job, Runner, end_all, machine_file, run_grid, time_left
+from benchmarks.collapse.planned.cells import MOST_FAILURES, Cell, cells
+from benchmarks.collapse.running import grid
+from benchmarks.collapse.running.grid import (
+    GridProgress,
+    Job,
+    Runner,
+    end_all,
+    machine_file,
+    run_grid,
+    time_left,
+)
 from benchmarks.grids.kept import processor
 from services.common.errors import UnspiralError, UserError
 from services.common.files import lock

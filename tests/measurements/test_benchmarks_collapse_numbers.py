@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from benchmarks.collapse.outcomes import first_half, outcomes, planned
-from benchmarks.collapse.power import detectable, power, study_spread
-from benchmarks.collapse.statistics import holm, interval, permutation_p, sign_flips
+from benchmarks.collapse.judged.outcomes import first_half, outcomes, planned
+from benchmarks.collapse.judged.power import detectable, power, study_spread
+from benchmarks.collapse.judged.statistics import holm, interval, permutation_p, sign_flips
 
 FLAT = dict.fromkeys(planned(), 0.5)
 

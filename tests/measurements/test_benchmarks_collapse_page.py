@@ -9,13 +9,13 @@ import pytest
 from places import ROOT
 
 from benchmarks.collapse.__main__ import main
-from benchmarks.collapse.arms import ARMS, SEEDS
-from benchmarks.collapse.collected import RESULTS, Result, read_all, repeats_of
-from benchmarks.collapse.findings import arms_there, in_short, paper_table, signs, user_lines
-from benchmarks.collapse.outcomes import planned
-from benchmarks.collapse.page import FIRST, LAST, SHORT, block, write_page
-from benchmarks.collapse.sameness import mixed
-from benchmarks.collapse.tables import PRIMARY, complete, paired, verdict
+from benchmarks.collapse.judged.collected import RESULTS, Result, read_all, repeats_of
+from benchmarks.collapse.judged.findings import arms_there, in_short, paper_table, signs, user_lines
+from benchmarks.collapse.judged.outcomes import planned
+from benchmarks.collapse.judged.page import FIRST, LAST, SHORT, block, write_page
+from benchmarks.collapse.judged.sameness import mixed
+from benchmarks.collapse.judged.tables import PRIMARY, complete, paired, verdict
+from benchmarks.collapse.planned.arms import ARMS, SEEDS
 from services.common.errors import UserError
 
 PAGE = ROOT / "docs" / "study.md"

@@ -9,14 +9,14 @@ import sys
 import pytest
 from collapse_cells import made_up, write
 
-from benchmarks.collapse import starts
 from benchmarks.collapse.__main__ import main
-from benchmarks.collapse.arms import ARMS, FACTORIAL, SEEDS
-from benchmarks.collapse.collected import Result, collect, read_all, repeats_of
-from benchmarks.collapse.findings import in_short
-from benchmarks.collapse.grid import Job, warm_file
-from benchmarks.collapse.page import FIRST, LAST, block
-from benchmarks.collapse.sameness import faults, kinds, machines, mixed
+from benchmarks.collapse.judged.collected import Result, collect, read_all, repeats_of
+from benchmarks.collapse.judged.findings import in_short
+from benchmarks.collapse.judged.page import FIRST, LAST, block
+from benchmarks.collapse.judged.sameness import faults, kinds, machines, mixed
+from benchmarks.collapse.planned.arms import ARMS, FACTORIAL, SEEDS
+from benchmarks.collapse.running import starts
+from benchmarks.collapse.running.grid import Job, warm_file
 
 HERE, HOST = "A (family 1, model 2)", "B (family 3, model 4)"
 

@@ -8,13 +8,13 @@ import re
 
 import pytest
 
-from benchmarks.collapse import statistics
-from benchmarks.collapse.arms import ARMS, CLAIM, FAMILIES, RUNNABLE, SEEDS, contrasts
-from benchmarks.collapse.collected import Result
-from benchmarks.collapse.findings import _GATES, _LAMBDAS, _QUESTIONS, in_short, lacking
-from benchmarks.collapse.outcomes import planned
-from benchmarks.collapse.page import block
-from benchmarks.collapse.tables import everything
+from benchmarks.collapse.judged import statistics
+from benchmarks.collapse.judged.collected import Result
+from benchmarks.collapse.judged.findings import _GATES, _LAMBDAS, _QUESTIONS, in_short, lacking
+from benchmarks.collapse.judged.outcomes import planned
+from benchmarks.collapse.judged.page import block
+from benchmarks.collapse.judged.tables import everything
+from benchmarks.collapse.planned.arms import ARMS, CLAIM, FAMILIES, RUNNABLE, SEEDS, contrasts
 
 CLAIMED = ("grpo", "llds_0.5", "half_grpo")
 FIRST, SECOND = FAMILIES[1], FAMILIES[2]

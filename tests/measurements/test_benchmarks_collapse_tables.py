@@ -7,13 +7,10 @@ import pytest
 from collapse_cells import made_up
 
 from benchmarks.collapse.__main__ import main
-from benchmarks.collapse.arms import SEEDS, configuration
-from benchmarks.collapse.cells import MOST_FAILURES, Cell
-from benchmarks.collapse.collected import collect, read, read_all, reproducible
-from benchmarks.collapse.grid import check_sources, warm_file
-from benchmarks.collapse.outcomes import COLUMNS, planned
-from benchmarks.collapse.sameness import faults, first_batches
-from benchmarks.collapse.tables import (
+from benchmarks.collapse.judged.collected import collect, read, read_all, reproducible
+from benchmarks.collapse.judged.outcomes import COLUMNS, planned
+from benchmarks.collapse.judged.sameness import faults, first_batches
+from benchmarks.collapse.judged.tables import (
     arms_table,
     complete,
     contrasts_table,
@@ -21,6 +18,9 @@ from benchmarks.collapse.tables import (
     runs_table,
     verdict,
 )
+from benchmarks.collapse.planned.arms import SEEDS, configuration
+from benchmarks.collapse.planned.cells import MOST_FAILURES, Cell
+from benchmarks.collapse.running.grid import check_sources, warm_file
 from services.common.errors import UserError
 from trainer.loop.update.matched_step import read_series
 

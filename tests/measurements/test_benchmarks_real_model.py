@@ -5,8 +5,8 @@ import re
 import pytest
 from places import ROOT
 
-from benchmarks.collapse.findings import SPIKE, means_of_8
-from benchmarks.collapse.page import SHORT
+from benchmarks.collapse.judged.findings import SPIKE, means_of_8
+from benchmarks.collapse.judged.page import SHORT
 from benchmarks.collapse_bench.causes import BENCH
 from benchmarks.real_model.alarms import alarmed
 from benchmarks.real_model.training import (

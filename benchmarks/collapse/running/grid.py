@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from benchmarks.collapse.arms import ARMS
-from benchmarks.collapse.cells import MOST_FAILURES, Cell
+from benchmarks.collapse.planned.arms import ARMS
+from benchmarks.collapse.planned.cells import MOST_FAILURES, Cell
 from benchmarks.grids.cell_folder import grid_lock
 from benchmarks.grids.kept import processor, versions
 from services.common.errors import UnspiralError, UserError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from benchmarks.collapse.arms import ARMS, BASE, FACTORIAL, FAMILIES, contrasts
-from benchmarks.collapse.cells import leaves
+from benchmarks.collapse.planned.arms import ARMS, BASE, FACTORIAL, FAMILIES, contrasts
+from benchmarks.grids.leaves import leaves
 
 
 def base_yaml() -> str:

@@ -8,10 +8,10 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable
 
-from benchmarks.collapse.arms import ARMS
-from benchmarks.collapse.collected import Result, Results
-from benchmarks.collapse.outcomes import PRIMARY
-from benchmarks.collapse.statistics import interval
+from benchmarks.collapse.judged.collected import Result, Results
+from benchmarks.collapse.judged.outcomes import PRIMARY
+from benchmarks.collapse.judged.statistics import interval
+from benchmarks.collapse.planned.arms import ARMS
 
 NOT_NOTED = "not noted"
 """Ends the processor of a cell that does not name it."""

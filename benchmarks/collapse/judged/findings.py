@@ -8,11 +8,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.collapse.arms import ARMS, CLAIM, SEEDS, STEPS
-from benchmarks.collapse.collected import Result, Results
-from benchmarks.collapse.outcomes import PRIMARY, REWARD_WIDTH
-from benchmarks.collapse.sameness import faults, mixed
-from benchmarks.collapse.tables import Contrast, complete, p_text, paired, tested, verdict
+from benchmarks.collapse.judged.collected import Result, Results
+from benchmarks.collapse.judged.outcomes import PRIMARY, REWARD_WIDTH
+from benchmarks.collapse.judged.sameness import faults, mixed
+from benchmarks.collapse.judged.tables import Contrast, complete, p_text, paired, tested, verdict
+from benchmarks.collapse.planned.arms import ARMS, CLAIM, SEEDS, STEPS
 
 PROBE_DROP = 0.15
 """Nats per token below its best from which the fixed probe has fallen; the monitor's threshold."""

@@ -16,14 +16,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from benchmarks.collapse.arms import kept_series
-from benchmarks.collapse.cells import Cell
-from benchmarks.collapse.grid import PACKAGES, machine_file, warm_file
-from benchmarks.collapse.outcomes import COLUMNS, END, Outcomes, outcomes
+from benchmarks.collapse.judged.outcomes import COLUMNS, END, Outcomes, outcomes
+from benchmarks.collapse.planned.arms import kept_series
+from benchmarks.collapse.planned.cells import Cell
+from benchmarks.collapse.running.grid import PACKAGES, machine_file, warm_file
 from benchmarks.grids.kept import compressed, short, versions
 from services.common.files import json_lines, write_atomically
 
-RESULTS = Path(__file__).parents[1] / "results" / "collapse"
+RESULTS = Path(__file__).parents[2] / "results" / "collapse"
 FIRST_BATCH = ("reward/mean", "rollout/length", "rollout/searches")
 
 

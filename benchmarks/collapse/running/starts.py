@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.collapse.collected import Results
-from benchmarks.collapse.grid import GridProgress, Runner, warm_file, warm_job
-from benchmarks.collapse.sameness import seeds_in_words
+from benchmarks.collapse.judged.collected import Results
+from benchmarks.collapse.judged.sameness import seeds_in_words
+from benchmarks.collapse.running.grid import GridProgress, Runner, warm_file, warm_job
 from benchmarks.grids.kept import processor
 
 

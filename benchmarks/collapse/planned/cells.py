@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.collapse.arms import ARMS, STEPS, configuration, kept_series
+from benchmarks.collapse.planned.arms import ARMS, STEPS, configuration, kept_series
 from benchmarks.grids.cell_folder import CellFolder
+from benchmarks.grids.leaves import leaves
 from services.common.errors import UserError
 from services.common.files import lock
 from trainer.config.schema import dump_config, parse_config
@@ -86,15 +85,6 @@ class Cell(CellFolder):
 def cells(folder: Path, arms: list[str], seeds: list[int], steps: int = STEPS) -> list[Cell]:
     """In the order of the plan: all seeds of an arm before the next arm."""
     return [Cell(arm, seed, folder, steps) for arm in arms for seed in seeds]
-
-
-def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of a nested configuration."""
-    if isinstance(node, dict):
-        for name, child in node.items():
-            yield from leaves(child, f"{key}.{name}".strip("."))
-    else:
-        yield key, node
 
 
 def _differences(a: str, b: str) -> set[str]:

@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.collapse.arms import ARMS, CLAIM, SEEDS, contrasts
-from benchmarks.collapse.collected import Results
-from benchmarks.collapse.outcomes import END, PRIMARY, SECONDARY, Outcomes
-from benchmarks.collapse.sameness import NOTHING_CONCLUDED, faults, first_batches, mixed
-from benchmarks.collapse.statistics import holm, interval, permutation_p
+from benchmarks.collapse.judged.collected import Results
+from benchmarks.collapse.judged.outcomes import END, PRIMARY, SECONDARY, Outcomes
+from benchmarks.collapse.judged.sameness import NOTHING_CONCLUDED, faults, first_batches, mixed
+from benchmarks.collapse.judged.statistics import holm, interval, permutation_p
+from benchmarks.collapse.planned.arms import ARMS, CLAIM, SEEDS, contrasts
 
 HEADS = {
     "em": "EM sampled, steps 60 to 150",

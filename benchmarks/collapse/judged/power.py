@@ -7,7 +7,7 @@ import statistics
 
 import numpy as np
 
-from benchmarks.collapse.statistics import sign_flips
+from benchmarks.collapse.judged.statistics import sign_flips
 
 STUDY = {  # seed: (grpo, llds) of docs/study.md's first table, (best, end) of "EM sampled"
     0: ((0.31, 0.02), (0.57, 0.53)),

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from benchmarks.collapse.arms import BASE, FAMILIES, SEEDS, STEPS
-from benchmarks.collapse.collected import Results
-from benchmarks.collapse.findings import arms_there, in_short, paper_table, user_lines
-from benchmarks.collapse.outcomes import PRIMARY, SECONDARY
-from benchmarks.collapse.sameness import first_batches, machines, repeats_table
-from benchmarks.collapse.tables import (
+from benchmarks.collapse.judged.collected import Results
+from benchmarks.collapse.judged.findings import arms_there, in_short, paper_table, user_lines
+from benchmarks.collapse.judged.outcomes import PRIMARY, SECONDARY
+from benchmarks.collapse.judged.sameness import first_batches, machines, repeats_table
+from benchmarks.collapse.judged.tables import (
     HEADS,
     Contrast,
     arms_table,
@@ -19,6 +18,7 @@ from benchmarks.collapse.tables import (
     tested,
     verdict,
 )
+from benchmarks.collapse.planned.arms import BASE, FAMILIES, SEEDS, STEPS
 from benchmarks.grids.command_line import write_between
 
 FIRST, LAST = "<!-- collapse study: begin -->", "<!-- collapse study: end -->"

@@ -1,0 +1,1 @@
+"""What was planned before the first run: arms, cells, and the table of the plan."""
