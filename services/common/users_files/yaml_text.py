@@ -1,22 +1,14 @@
-"""Files and folders that a user names. What is wrong with one becomes a line that names it."""
+"""YAML, and what is wrong with a text in plain words, with its lines."""
 
 from __future__ import annotations
 
-import csv
-import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from services.common.errors import EnvironmentLacks, UserError
 
 if TYPE_CHECKING:
     from ruamel.yaml.error import MarkedYAMLError
 
-_NO_SUCH_FORM = (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error)
-_YAML_WORDS = (
+_WORDS = (
     (
         r"expected <block end>, but found '(<block mapping start>|-)'",
         "the indentation fits no line above; keys of one section begin in the same column",
@@ -36,42 +28,7 @@ _YAML_WORDS = (
     (r"(expected ',' or '.'), but got (.*)", r"\1 for the bracket of line {}, got \2"),
     (r"but found another document", "`---` begins a second document; expected one"),
 )
-"""What is wrong with a YAML text in plain words, by the parser's problem; {} is the line of its context."""
-
-
-def refuse_to_replace(name: str, file: Path, overwrite: bool, src: Path | None = None) -> None:
-    """Raises UserError where a file is there that a command is to write, unless it may replace it. name: of
-    the file, for messages. src: what the command reads, of which its own check says more."""
-    is_source = src is not None and src.exists() and file.exists() and file.samefile(src)
-    if file.exists() and not overwrite and not is_source:
-        raise UserError(f"{name}: is there already; --overwrite replaces it")
-
-
-@contextmanager
-def reading(name: str | Path, form: str) -> Iterator[None]:
-    """Around the reading of a whole file, which is to be `form`. name: of the file, for messages, with the
-    option or key that gave it. Raises UserError."""
-    try:
-        yield
-    except (OSError, UnicodeDecodeError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or error
-        raise UserError(f"{name}: cannot be read ({why})") from error
-    except _NO_SUCH_FORM as error:
-        raise UserError(f"{name}: not {form} ({' '.join(str(error).split())})") from error
-
-
-def load_json(file: Path, name: str = "") -> Any:
-    """What a JSON file holds. Raises UserError."""
-    with reading(name or file, "JSON"):
-        return json.loads(file.read_bytes())  # UTF-8 with or without a mark, UTF-16
-
-
-def load_object(file: Path, name: str = "") -> dict[str, Any]:
-    """The object that a JSON file holds. Raises UserError."""
-    found = load_json(file, name)
-    if not isinstance(found, dict):
-        raise UserError(f"{name or file}: expected a JSON object")
-    return found
+"""By the parser's problem; {} is the line of its context."""
 
 
 def parse_yaml(text: str) -> Any:
@@ -97,7 +54,7 @@ def _in_words(error: MarkedYAMLError, text: str) -> str:
     if twice := re.match(r'found duplicate key "(.*?)" with value', problem):
         first = _line_of_key(text, twice[1], error.context_mark)
         return f"{place}the key {twice[1]} stands twice" + (f", first in line {first}" if first else "")
-    for pattern, words in _YAML_WORDS:
+    for pattern, words in _WORDS:
         if found := re.fullmatch(pattern, problem):
             return place + found.expand(words).replace("{}", str(context))
     if problem == "mapping values are not allowed here" and mark is not None:
@@ -136,36 +93,3 @@ def _line_of_key(text: str, key: str, start: Any) -> int | None:
             return min(lines, default=None)
         waiting += [value for _, value in node.value]
     return None
-
-
-def load_yaml(file: Path) -> Any:
-    """What a YAML file holds. Raises UserError."""
-    with reading(file, "YAML"):
-        return parse_yaml(file.read_text(encoding="utf-8"))
-
-
-@contextmanager
-def writing(name: str | Path) -> Iterator[None]:
-    """Around what writes a file or folder. Raises EnvironmentLacks, which names it."""
-    try:
-        yield
-    except OSError as error:
-        raise EnvironmentLacks(f"{name}: cannot be written ({error.strerror or error})") from error
-
-
-def make_folder(folder: Path, name: str) -> None:
-    """Make a folder to write to, where it is not there. name: for messages, as in `reading`. Raises
-    UserError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{name}: cannot be made ({error.strerror})") from error
-
-
-def one_out(command: str, given: Path | None, option: Path | None) -> Path:
-    """Where a command writes to, which is told by its last argument or by --out. Raises UserError."""
-    if given is not None and option is not None:
-        raise UserError(f"{command}: {given} and --out {option} both say where to write; give one of them")
-    if (out := given or option) is None:
-        raise UserError(f"{command}: it is not said where to write; give --out PATH, or PATH at the end")
-    return out

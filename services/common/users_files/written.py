@@ -1,0 +1,44 @@
+"""Files and folders that are written: where, and whether they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from services.common.errors import EnvironmentLacks, UserError
+
+
+def refuse_to_replace(name: str, file: Path, overwrite: bool, src: Path | None = None) -> None:
+    """Raises UserError where a file is there that a command is to write, unless it may replace it. name: of
+    the file, for messages. src: what the command reads, of which its own check says more."""
+    is_source = src is not None and src.exists() and file.exists() and file.samefile(src)
+    if file.exists() and not overwrite and not is_source:
+        raise UserError(f"{name}: is there already; --overwrite replaces it")
+
+
+@contextmanager
+def writing(name: str | Path) -> Iterator[None]:
+    """Around what writes a file or folder. Raises EnvironmentLacks, which names it."""
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentLacks(f"{name}: cannot be written ({error.strerror or error})") from error
+
+
+def make_folder(folder: Path, name: str) -> None:
+    """Make a folder to write to, where it is not there. name: for messages, as in `reading`. Raises
+    UserError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{name}: cannot be made ({error.strerror})") from error
+
+
+def one_out(command: str, given: Path | None, option: Path | None) -> Path:
+    """Where a command writes to, which is told by its last argument or by --out. Raises UserError."""
+    if given is not None and option is not None:
+        raise UserError(f"{command}: {given} and --out {option} both say where to write; give one of them")
+    if (out := given or option) is None:
+        raise UserError(f"{command}: it is not said where to write; give --out PATH, or PATH at the end")
+    return out
