@@ -111,7 +111,7 @@ def test_a_semaphore_that_somebody_has_open_stays(dead):
         assert user.stdout.readline() == "up\n"
         semaphores.remove_dead_semaphores()
         assert file.exists()
-        user.communicate("\n", timeout=10)
+        user.communicate("\n", timeout=60)
         semaphores.remove_dead_semaphores()
         assert not file.exists()
     finally:

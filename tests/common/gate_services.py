@@ -75,12 +75,18 @@ class Served:
         path, body = POSTS[self.name]
         return client.post(path, content=body, headers={"content-type": "application/json", **headers})
 
-    def raw(self, *parts: bytes, seconds: float = 20) -> bytes:
+    def raw(self, *parts: bytes, seconds: float = 60) -> bytes:
         """What comes back until the server ends the connection, or says nothing for `seconds`."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=seconds) as s:
             for part in parts:
                 s.sendall(part)
             return read_all(s)
+
+    def head_of_answer(self, request: bytes) -> bytes:
+        """Status and headers, of a connection that the server leaves open."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as s, s.makefile("rb") as answer:
+            s.sendall(request)
+            return b"".join(iter(answer.readline, b"\r\n"))
 
 
 def read_all(s: socket.socket) -> bytes:

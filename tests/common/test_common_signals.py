@@ -116,14 +116,14 @@ def assembled(parts):
 
 answers, threads = [], []
 def ask(url):
-    answers.append(urllib.request.urlopen(url + "/slow", timeout=20).read())
+    answers.append(urllib.request.urlopen(url + "/slow", timeout=60).read())
 
 def announce(sock):
     threads.append(threading.Thread(target=ask, args=(url_of("127.0.0.1", sock),)))
     threads[0].start()
 
 code = run_until_signal(assembled, announce)
-threads[0].join(20)
+threads[0].join(60)
 print(answers, flush=True)
 sys.exit(code)
 """)

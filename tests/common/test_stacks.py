@@ -18,7 +18,7 @@ def test_a_process_tells_the_stacks_of_its_threads_and_tasks():
     held = threading.Event()
 
     def a_thread_that_waits():
-        held.wait(20)
+        held.wait(60)
 
     threading.Thread(target=a_thread_that_waits, daemon=True).start()
     assert "a_thread_that_waits" in thread_stacks(os.getpid())

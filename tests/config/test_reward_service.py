@@ -60,7 +60,7 @@ def service(monkeypatch):
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}"
-    with httpx.Client(base_url=url, timeout=10.0, trust_env=False) as client:
+    with httpx.Client(base_url=url, timeout=60.0, trust_env=False) as client:
         monkeypatch.setattr(judge, "CLIENT", client)
         yield asked
     over.set()
@@ -83,7 +83,7 @@ def test_a_judge_that_is_busy_hangs_or_is_away_leaves_the_trajectory_out(service
     with httpx.Client(base_url=judge.CLIENT.base_url, timeout=1.0, trust_env=False) as hasty:
         monkeypatch.setattr(judge, "CLIENT", hasty)
         assert of("Hull") is None
-    with httpx.Client(base_url="http://127.0.0.1:1", timeout=10.0, trust_env=False) as nobody:
+    with httpx.Client(base_url="http://127.0.0.1:1", timeout=60.0, trust_env=False) as nobody:
         monkeypatch.setattr(judge, "CLIENT", nobody)
         assert of("Rome") is None
 

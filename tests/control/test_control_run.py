@@ -70,7 +70,7 @@ def test_a_run_is_scaled_drained_paused_and_stopped_from_outside(cluster, files,
     run = folder / "controlled"
     try:
         url = address(run, process)
-        status = lambda: httpx.get(url + "/v1/status", timeout=20).json()  # noqa: E731
+        status = lambda: httpx.get(url + "/v1/status", timeout=60).json()  # noqa: E731
         ready = lambda n: sum(w["state"] == "ready" for w in status()["workers"]) == n  # noqa: E731
         assert status()["state"] in ("starting", "running")
         until(lambda: metrics(run), process)

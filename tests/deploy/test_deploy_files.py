@@ -355,7 +355,7 @@ def test_redis_refuses_records_before_its_container_is_ended_for_memory(file, li
         .replace("/tmp/redis.conf", f"{tmp_path}/redis.conf")
     )
     environment = {"PATH": os.environ["PATH"], "REDIS_PASSWORD": "secret"}
-    subprocess.run(["sh", "-c", f"{line} true"], env=environment, check=True, timeout=10)
+    subprocess.run(["sh", "-c", f"{line} true"], env=environment, check=True, timeout=60)
     assert (tmp_path / "redis.conf").read_text() == f"requirepass secret\nmaxmemory {bound}\n"
 
 

@@ -107,7 +107,7 @@ def test_a_signal_while_it_waits_for_the_cluster_ends_the_client_with_its_number
             if "waiting" in line:
                 break
         client.send_signal(signal.SIGTERM)
-        assert client.wait(timeout=20) == 143
+        assert client.wait(timeout=60) == 143
     finally:
         client.kill()
         client.stderr.close()

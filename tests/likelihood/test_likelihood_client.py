@@ -59,7 +59,7 @@ def test_what_a_checkpoint_counts_on_outlives_a_kill_in_an_outage(tmp_path):
         (tmp_path / "killed" / file.name).write_bytes(file.read_bytes())
     server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
     with LikelihoodClient(server.url, spool_dir=tmp_path / "killed") as after:
-        assert after.flush(15)
+        assert after.flush(60)
     server.stop()
     assert [s.step for s in SQLiteStore(tmp_path / "l.db").steps("run", 0, 99)] == [0, 1, 2, 3]
     client.close(timeout=0.1)
@@ -80,7 +80,7 @@ def test_a_record_that_cannot_be_written_out_does_not_cost_the_checkpoint_in_an_
     assert client.close(timeout=0.1) == 3 and caplog.text.count("cannot be written out") == 2
     server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
     with LikelihoodClient(server.url, spool_dir=tmp_path / "spool") as after:
-        assert after.flush(15)
+        assert after.flush(60)
     server.stop()
     assert [s.step for s in SQLiteStore(tmp_path / "l.db").steps("run", 0, 9)] == [0, 2, 4]
 
@@ -96,7 +96,7 @@ def test_tokens_come_back_as_they_were_put(tmp_path):
     with LikelihoodClient(server.url, spool_dir=tmp_path / "spool") as client:
         client.put_tokens("run", 4, tokens(), attempt=0)
         client.post_step("run", record(4))
-        assert client.flush(10)
+        assert client.flush(60)
         back = client.get_tokens("run", 4)
         assert client.get_tokens("run", 3) is None
     assert back.uid == ["a", "b"] and back.offsets.tolist() == [0, 3, 5]
@@ -112,11 +112,11 @@ def test_an_outage_loses_and_doubles_nothing_and_keeps_the_order(tmp_path):
     started = time.monotonic()
     for step in range(12):  # nobody listens yet; 3000 bytes of memory hold a few steps, the rest goes to disk
         client.post_step("run", record(step))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert list((tmp_path / "spool").glob("*.msg")) and client.waiting == 12
     assert client.flush(0.1) is False
     server = serve_in_thread(settings)
-    assert client.flush(15) and client.waiting == 0
+    assert client.flush(60) and client.waiting == 0
     server.stop()
     for step in range(12, 20):
         client.post_step("run", record(step))
@@ -124,7 +124,7 @@ def test_an_outage_loses_and_doubles_nothing_and_keeps_the_order(tmp_path):
     server = serve_in_thread(settings)
     client = LikelihoodClient(server.url, spool_dir=tmp_path / "spool", memory_bytes=3000)
     client.post_step("run", record(20))
-    assert client.flush(15) and client.close() == 0
+    assert client.flush(60) and client.close() == 0
     store = SQLiteStore(tmp_path / "l.db")
     info = store.info("run")
     assert (info.steps, info.trajectories, info.first_step, info.last_step) == (21, 63, 0, 20)
@@ -139,7 +139,7 @@ def test_a_superseded_attempt_in_the_spool_does_not_block_the_new_one(tmp_path):
         client.post_step("run", record(5, attempt=1))
         client.post_step("run", record(6, attempt=0))
         client.post_step("run", record(6, attempt=1))
-        assert client.flush(10) and client.refused == 1
+        assert client.flush(60) and client.refused == 1
     assert [(s.step, s.attempt) for s in SQLiteStore(tmp_path / "l.db").steps("run", 0, 99)] == [
         (5, 1),
         (6, 1),
@@ -171,7 +171,7 @@ def test_eight_writers_at_once_store_every_trajectory_once(tmp_path):
                     t.uid = f"r{rank}-{t.uid}"
                 client.post_step("run", part)
                 client.post_step("run", part)  # sent twice
-            client.flush(30)
+            client.flush(60)
 
     threads = [threading.Thread(target=write, args=(rank,)) for rank in range(8)]
     [t.start() for t in threads]
@@ -208,7 +208,7 @@ def test_a_record_that_cannot_be_written_or_read_does_not_stop_those_behind_it(t
         ),
     )
     client.post_step("run", record(1))
-    assert client.flush(10) and client.refused == 1 and client.close() == 0
+    assert client.flush(60) and client.refused == 1 and client.close() == 0
     assert [s.step for s in SQLiteStore(tmp_path / "l.db").steps("run", 0, 9)] == [1]
     assert "cannot be written out" in caplog.text and list(spool.glob("*.bad"))
     server.stop()
@@ -219,7 +219,7 @@ def test_a_large_step_goes_in_parts_and_is_one_step(tmp_path, monkeypatch):
     server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
     with LikelihoodClient(server.url, spool_dir=tmp_path / "spool") as client:
         client.post_step("run", record(0, n=5))
-        assert client.waiting <= 3 and client.flush(10)
+        assert client.waiting <= 3 and client.flush(60)
     (step,) = SQLiteStore(tmp_path / "l.db").steps("run", 0, 9)
     assert step.trajectories == 5 and step.metrics["reward/mean"] == 0.5
     server.stop()

@@ -128,7 +128,7 @@ def test_the_client_hands_over_only_the_keys_that_are_set(tmp_path):
     with LikelihoodClient(server.url, spool_dir=tmp_path / "spool") as client:
         client.post_about("a", AboutRecord(config={"seed": 1}, started=1.0, ended=None))
         client.post_about("a", AboutRecord(ended=7.0, exit=3))
-        assert client.flush(10)
+        assert client.flush(60)
     store = open_store(str(tmp_path / "l.db"))
     assert store.about("a") == {"config": {"seed": 1}, "started": 1.0, "ended": 7.0, "exit": 3}
     store.close()

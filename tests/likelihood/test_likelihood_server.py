@@ -390,7 +390,7 @@ def test_a_wider_address_without_a_token_is_refused(tmp_path, monkeypatch):
 
 def test_the_stream_tells_steps_and_alarms_as_they_happen(tmp_path):
     server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
-    with httpx.Client(base_url=server.url, timeout=20) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         client.post("/v1/runs/run/steps", json=step(0))
         seen = []
         with client.stream("GET", "/v1/runs/run/stream") as stream:

@@ -44,7 +44,7 @@ def test_a_record_is_stored_only_where_the_service_says_so(answering, tmp_path, 
     answers += [odd, odd, STORED]
     with LikelihoodClient(url, spool_dir=tmp_path / "spool") as client:
         client.post_step("run", record(0))
-        assert client.flush(10) and client.refused == 0
+        assert client.flush(60) and client.refused == 0
     assert len(seen) == 3
 
 
@@ -57,7 +57,7 @@ def test_a_record_that_is_refused_for_good_is_not_repeated(answering, tmp_path, 
     with LikelihoodClient(url, spool_dir=tmp_path / "spool") as client:
         for step in range(2):
             client.post_step("run", record(step))
-        assert client.flush(10) and client.refused == 1
+        assert client.flush(60) and client.refused == 1
     assert len(seen) == 2
 
 

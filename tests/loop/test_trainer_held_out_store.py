@@ -87,7 +87,7 @@ def run(made, url, steps, from_state=None, eval_every=2):
     seen = []
 
     def look(*_):
-        assert made.store.flush(20)
+        assert made.store.flush(60)
         seen.append((driver.step, scores(url, made.config.run.name)))
 
     progress = SimpleNamespace(
@@ -104,7 +104,7 @@ def run(made, url, steps, from_state=None, eval_every=2):
             driver.load_state_dict(from_state)
         asyncio.run(driver.run())
         driver.recorder.close()
-        assert made.store.flush(20)
+        assert made.store.flush(60)
     return driver, seen
 
 

@@ -49,7 +49,7 @@ def test_everything_is_printed_in_order_through_a_pipe_that_is_read_late(pipe):
     thread = threading.Thread(target=reader, daemon=True)
     thread.start()
     assert stream.drain(20)
-    thread.join(20)
+    thread.join(60)
     assert b"".join(got).decode().splitlines() == [f"line {i} \u00e9" for i in range(2000)]
 
 

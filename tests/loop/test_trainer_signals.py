@@ -65,7 +65,7 @@ def test_an_arm_that_ends_badly_is_named_while_the_other_still_runs(tmp_path):
         run = Run
 
     bad = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
-    bad.wait(20)
+    bad.wait(60)
     other = subprocess.Popen(SLEEP)
     processes = {"llds": other, "grpo": bad}
     with (

@@ -110,20 +110,26 @@ def test_a_step_that_does_not_end_within_the_grace_is_cut_short(tmp_path, monkey
     assert checkpoints(made) == ["step_000002"]
 
 
-def test_the_grace_ends_with_the_step(tmp_path, monkeypatch):
+def test_the_grace_ends_with_the_step(tmp_path):
     """Its timer must not cut what comes after: the checkpoint."""
-    monkeypatch.setattr(stopping, "STEP_GRACE_SECONDS", 0.1)
-    made = system(tmp_path)
+    made, timers = system(tmp_path), []
     save = made.learner.save
 
-    def slow(path, state):
-        time.sleep(0.3)
+    def watched(path, state):
+        timers.append(driver.stop._timer)
         save(path, state)
 
-    made.learner.save = slow
+    async def halted(driver):
+        await send(signal.SIGTERM)
+        timers.append(driver.stop._timer)
+
+    made.learner.save = watched
     made.config.trainer.checkpoint_every = 0
+    driver = Halting(made, 3, halted)
     with pytest.raises(signals.Stopped):
-        asyncio.run(listened(Halting(made, 3, lambda d: send(signal.SIGTERM))))
+        asyncio.run(listened(driver))
+    in_the_step, in_the_save = timers
+    assert in_the_step.cancelled() and in_the_save is None
     assert checkpoints(made) == ["step_000003"]
 
 
@@ -156,17 +162,24 @@ def test_of_two_limits_of_a_step_the_shorter_one_holds_and_ends_with_the_step(tm
 @pytest.mark.parametrize("when", ["in the step", "in the save"])
 def test_the_grace_does_not_cut_the_checkpoint_that_is_due_after_the_step(tmp_path, monkeypatch, when):
     """The save would go on in the learner, and be asked for once more."""
-    monkeypatch.setattr(stopping, "STEP_GRACE_SECONDS", 0.1)
-    made, asked = system(tmp_path), []
-    save = made.learner.save
+    monkeypatch.setattr(stopping, "STEP_GRACE_SECONDS", 1.0)
+    made, asked, over = system(tmp_path), [], threading.Event()
+    save, end_of_grace = made.learner.save, StopSignals._end_of_grace
+
+    def ends(stop, seconds):
+        end_of_grace(stop, seconds)
+        over.set()
 
     def slow(path, state):
         asked.append(path.name)
-        if when == "in the save":
+        if when == "in the save":  # no grace begins, so nothing ends it
             os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.4)
+            over.wait(1.5)
+        else:
+            assert over.wait(60)
         save(path, state)
 
+    monkeypatch.setattr(StopSignals, "_end_of_grace", ends)
     made.learner.save = slow
     driver = Halting(made, 2, lambda d: send(signal.SIGTERM)) if when == "in the step" else Scripted(made, {})
     with pytest.raises(signals.Stopped):

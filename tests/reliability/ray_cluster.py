@@ -58,13 +58,13 @@ class RayNode:
         """As a node that is switched off."""
         there = self.processes()
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
         for process in there:
             try:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        psutil.wait_procs(there, timeout=10)
+        psutil.wait_procs(there, timeout=60)
 
 
 class RayCluster:

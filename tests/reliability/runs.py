@@ -92,14 +92,14 @@ def status(run: Path) -> dict:
     """What the run's own control plane says."""
     import httpx
 
-    return httpx.get(json.loads((run / "control.json").read_text())["url"] + "/v1/status", timeout=20).json()
+    return httpx.get(json.loads((run / "control.json").read_text())["url"] + "/v1/status", timeout=60).json()
 
 
 def ask(run: Path, path: str, body=None) -> dict:
     """POST to the run's control plane."""
     import httpx
 
-    answer = httpx.post(json.loads((run / "control.json").read_text())["url"] + path, json=body, timeout=20)
+    answer = httpx.post(json.loads((run / "control.json").read_text())["url"] + path, json=body, timeout=60)
     assert answer.is_success, answer.text
     return answer.json()
 

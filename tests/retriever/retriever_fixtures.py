@@ -30,5 +30,5 @@ def server(small_index):
 
 @pytest.fixture
 def http(server):
-    with httpx.Client(base_url=server.url, trust_env=False, timeout=10) as client:
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as client:
         yield client

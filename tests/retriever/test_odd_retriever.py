@@ -101,7 +101,7 @@ async def test_each_odd_answer_for_a_while_falsifies_and_loses_no_trajectory(clu
                 break
         assert all(odd.given[name] == odd.times for name in (*ODD, *LENIENT)), odd.given
         assert events_of(p, "worker_lost") == []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not events_of(p, "hits_left_out"):
                 await asyncio.sleep(0.1)
     assert {e["worker"] for e in events_of(p, "hits_left_out")} == {"w0.1"}

@@ -34,7 +34,7 @@ class Search:
         with self.guard:
             self.running += 1
             self.most = max(self.most, self.running)
-        self.go_on.wait(20)
+        self.go_on.wait(60)
         with self.guard:
             self.running -= 1
         self.batches.append(queries)
@@ -55,7 +55,7 @@ def batcher(search, *, quick=False, batch_size=4, batch_wait_ms=0.0, max_queued=
 
 
 async def begun(search):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not search.running:
             await asyncio.sleep(0.01)
 
@@ -126,7 +126,7 @@ async def test_a_stop_waits_no_longer_than_somebody_waits_for_the_answer():
     asked = asyncio.create_task(queue.submit(["a"], 3, 0.1))
     await begun(search)
     began = time.monotonic()
-    assert await queue.stop(8) is False and time.monotonic() - began < 6
+    assert await queue.stop(90) is False and time.monotonic() - began < 60
     with pytest.raises(UnspiralError, match=r"^no answer within "):
         await asked
     search.go_on.set()
@@ -182,7 +182,7 @@ def test_more_clients_than_a_reranker_can_serve_in_time_are_served_as_many_as_it
         serve_in_thread(settings, open_index=open_index) as server,
         ThreadPoolExecutor(48) as pool,
         httpx.Client(
-            trust_env=False, timeout=20
+            trust_env=False, timeout=60
         ) as client,  # one for all, or they come as slowly as clients are made
     ):
         post = partial(client.post, f"{server.url}/retrieve")

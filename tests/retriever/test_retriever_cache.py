@@ -45,7 +45,7 @@ def test_a_query_that_was_asked_before_is_not_searched_again(small_index, quick)
 
         def ask(*queries, topk=2):
             body = {"queries": list(queries), "topk": topk, "return_scores": True}
-            return httpx.post(f"{server.url}/retrieve", json=body, trust_env=False, timeout=10).json()[
+            return httpx.post(f"{server.url}/retrieve", json=body, trust_env=False, timeout=60).json()[
                 "result"
             ]
 
@@ -113,7 +113,7 @@ def test_a_reranker_that_reads_capitals_gets_no_answer_of_other_capitals(small_i
     with serve_in_thread(settings, open_index=lambda: Index(small_index, reranker=Literal())) as server:
         for query in ("mina frost", "Mina Frost", "MINA FROST", "mina  frost"):
             body = {"query": query, "topk": 1, "return_scores": True}
-            ((hit,),) = httpx.post(f"{server.url}/retrieve", json=body, trust_env=False, timeout=10).json()[
+            ((hit,),) = httpx.post(f"{server.url}/retrieve", json=body, trust_env=False, timeout=60).json()[
                 "result"
             ]
             assert hit["score"] == sum(c.isupper() for c in query) / len(query)

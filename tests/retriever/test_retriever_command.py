@@ -32,7 +32,7 @@ def wait_ready(url: str) -> None:
     until = time.monotonic() + 60
     while time.monotonic() < until:
         try:
-            if httpx.get(f"{url}/readyz", trust_env=False, timeout=20).status_code == 200:
+            if httpx.get(f"{url}/readyz", trust_env=False, timeout=60).status_code == 200:
                 return
         except httpx.TransportError:
             pass
@@ -123,7 +123,7 @@ def test_serve_takes_upstreams_flags_and_stops_cleanly(small_index, number, stat
     ) as process:
         try:
             url = re.search(r"http://\S+:\d+", process.stdout.readline()).group()
-            assert httpx.get(f"{url}/healthz", trust_env=False, timeout=20).status_code == 200
+            assert httpx.get(f"{url}/healthz", trust_env=False, timeout=60).status_code == 200
             wait_ready(url)
             assert (
                 len(
@@ -134,7 +134,7 @@ def test_serve_takes_upstreams_flags_and_stops_cleanly(small_index, number, stat
                 == 2
             )
             process.send_signal(number)
-            assert process.wait(20) == status and "Traceback" not in process.stderr.read()
+            assert process.wait(60) == status and "Traceback" not in process.stderr.read()
         finally:
             process.kill()
 
@@ -208,7 +208,7 @@ def test_several_workers_share_an_index_add_up_their_metrics_and_drain(small_ind
                 'retriever_requests_total{route="/retrieve",status="200"} 40.0' in page for page in pages
             )
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 143 and not any(psutil.pid_exists(pid) for pid in pids)
+            assert process.wait(60) == 143 and not any(psutil.pid_exists(pid) for pid in pids)
         finally:
             process.terminate()
 
@@ -349,12 +349,12 @@ def test_a_stop_lets_requests_in_flight_finish(small_index, tmp_path):
                     f"{url}/retrieve",
                     json={"queries": ["Mina Frost"]},
                     trust_env=False,
-                    timeout=20,
+                    timeout=60,
                 )
                 assert process.stdout.readline() == "begun\n"
                 process.send_signal(signal.SIGTERM)
                 assert answer.result().json()["result"][0][0]["id"] == "d59"
-            assert process.wait(20) == 143
+            assert process.wait(60) == 143
         finally:
             process.kill()
 

@@ -249,13 +249,13 @@ def test_every_error_has_detail_field_and_limit(small_index):
 
         def search(self, queries, topk):
             if "stuck" in queries:
-                gate.wait(10)
+                gate.wait(60)
             if "poison" in queries:
                 raise RuntimeError("poison")
             return super().search(queries, topk)
 
     def late():
-        opened.wait(10)
+        opened.wait(60)
         return Troubled(small_index)
 
     settings = ServerSettings(index=str(small_index), port=0, max_body_bytes=1024, token="s3cret")
@@ -388,7 +388,7 @@ def test_a_full_queue_answers_503_with_retry_after_and_recovers(small_index):
         quick = False
 
         def search(self, queries, topk):
-            gate.wait(10)
+            gate.wait(60)
             return super().search(queries, topk)
 
     settings = ServerSettings(index=str(small_index), port=0, max_queued=4, request_timeout_seconds=8)
@@ -397,7 +397,7 @@ def test_a_full_queue_answers_503_with_retry_after_and_recovers(small_index):
 
         def post(n):
             answer = httpx.post(
-                f"{slow.url}/retrieve", json={"queries": ["river"] * n}, trust_env=False, timeout=10
+                f"{slow.url}/retrieve", json={"queries": ["river"] * n}, trust_env=False, timeout=60
             )
             with lock:
                 statuses.append((n, answer.status_code, answer.headers.get("retry-after")))
@@ -421,7 +421,7 @@ def test_a_request_past_its_deadline_gets_a_504(small_index):
         quick = False
 
         def search(self, queries, topk):
-            gate.wait(10)
+            gate.wait(60)
             return super().search(queries, topk)
 
     with serve_in_thread(
@@ -453,7 +453,7 @@ def test_one_query_that_breaks_the_search_fails_its_own_request_only(small_index
         quick = False
 
         def search(self, queries, topk):
-            gate.wait(10)
+            gate.wait(60)
             if "poison" in queries:
                 raise RuntimeError("poison")
             return super().search(queries, topk)
@@ -465,7 +465,7 @@ def test_one_query_that_breaks_the_search_fails_its_own_request_only(small_index
 
         def post(query):
             answers[query] = httpx.post(
-                f"{fragile.url}/retrieve", json={"query": query}, trust_env=False, timeout=20
+                f"{fragile.url}/retrieve", json={"query": query}, trust_env=False, timeout=60
             )
 
         threads = [threading.Thread(target=post, args=(q,)) for q in ("river", "poison", "Dove", "mayor")]
@@ -508,7 +508,7 @@ async def test_memory_and_file_descriptors_stay_flat_over_many_requests(small_in
 
 def test_a_body_that_does_not_come_is_not_waited_for(server):
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as s:
+    with socket.create_connection((host, int(port)), timeout=60) as s:
         s.sendall(
             b"POST /retrieve HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             b"x-timeout-seconds: 0.3\r\n"

@@ -204,12 +204,12 @@ async def test_one_that_is_cancelled_takes_none_with_it_and_all_take_the_request
         assert [hit.id for hit in (await staying)[0]] == ["staying"]
         scripted.choose = lambda queries: None
         both = [asyncio.create_task(client.retrieve([q], 3)) for q in "ab"]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while ["a", "b"] not in scripted.seen:
                 await asyncio.sleep(0.01)
         for task in both:
             task.cancel()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await scripted.gone.wait()
 
 
@@ -220,7 +220,7 @@ async def test_searches_of_a_joint_request_that_never_began_end_when_the_client_
         await asyncio.sleep(0)
         assert scripted.seen == []
         await client.aclose()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(one, RetrieverUnavailable) for one in ended), ended
         assert str(ended[0]) == f"retriever at {scripted.url}: its client is closed"
@@ -233,10 +233,10 @@ async def test_a_search_in_flight_ends_when_the_client_is_closed(scripted):
     scripted.choose = lambda queries: None
     async with RetrieverClient(scripted.url, timeout_seconds=600) as client:
         task = asyncio.create_task(client.retrieve(["never"], 3))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not scripted.seen:
                 await asyncio.sleep(0.01)
         await client.aclose()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             with pytest.raises(RetrieverUnavailable, match="its client is closed"):
                 await task

@@ -218,7 +218,7 @@ def test_a_bad_row_found_while_serving_is_a_500_that_names_it_and_one_line_in_th
             file.seek(35)
             file.write(b'{"id": 5.5}'.ljust(28))
         answer = httpx.post(
-            f"{server.url}/retrieve", json={"query": "a town", "topk": 3}, trust_env=False, timeout=20
+            f"{server.url}/retrieve", json={"query": "a town", "topk": 3}, trust_env=False, timeout=60
         )
         said = answer.json()["detail"]
         assert answer.status_code == 500 and said.startswith(

@@ -29,7 +29,7 @@ from retriever_service.settings import ServerSettings
 class Slow(index.Index):
     def __init__(self, *args, **named):
         if "loading" in sys.argv[1]:
-            time.sleep(30)
+            time.sleep(300)
         if "holding" in sys.argv[1]:
             ctypes.PyDLL(None).sleep(7)  # without giving the interpreter lock away
         super().__init__(*args, **named)
@@ -67,21 +67,21 @@ def wait_ready(url: str, seconds: float = 60) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/readyz", trust_env=False, timeout=20).status_code == 200:
+            if httpx.get(f"{url}/readyz", trust_env=False, timeout=60).status_code == 200:
                 return
         time.sleep(0.05)
     raise TimeoutError(url)
 
 
 def ask(url: str, query: str, **headers: str) -> httpx.Response:
-    return httpx.post(f"{url}/retrieve", json={"query": query}, headers=headers, trust_env=False, timeout=40)
+    return httpx.post(f"{url}/retrieve", json={"query": query}, headers=headers, trust_env=False, timeout=60)
 
 
-def wait_in_flight(url: str, queries: int, seconds: float = 20) -> None:
+def wait_in_flight(url: str, queries: int, seconds: float = 60) -> None:
     until = time.monotonic() + seconds
     while (
         f"retriever_queued_queries {queries}.0"
-        not in httpx.get(f"{url}/metrics", trust_env=False, timeout=20).text
+        not in httpx.get(f"{url}/metrics", trust_env=False, timeout=60).text
     ):
         assert time.monotonic() < until
         time.sleep(0.05)
@@ -106,7 +106,7 @@ def test_what_the_drain_does_not_wait_for_gets_a_503_in_json_and_the_process_end
 ):
     with serving(tmp_path, small_index, workers, 1) as (process, url), ThreadPoolExecutor(1) as pool:
         wait_ready(url)
-        waiting = pool.submit(ask, url, "sleep 30")
+        waiting = pool.submit(ask, url, "sleep 300")
         wait_in_flight(url, 1)
         process.send_signal(signal.SIGTERM)
         answer = waiting.result()
@@ -116,19 +116,19 @@ def test_what_the_drain_does_not_wait_for_gets_a_503_in_json_and_the_process_end
             "1",
         )
         assert answer.json() == {"detail": "the server is stopping", "field": None, "limit": None}
-        assert process.wait(10) == 143 and "Traceback" not in process.stderr.read()
+        assert process.wait(60) == 143 and "Traceback" not in process.stderr.read()
 
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_stop_does_not_wait_for_an_index_that_still_loads(small_index, tmp_path, workers):
     with serving(tmp_path, small_index, workers, 0.1, "loading") as (process, url):
         if workers == 1:
-            while httpx.get(f"{url}/healthz", trust_env=False, timeout=20).status_code != 200:
+            while httpx.get(f"{url}/healthz", trust_env=False, timeout=60).status_code != 200:
                 time.sleep(0.05)
         else:  # they listen once they have loaded; the time is for their imports
             time.sleep(2.5)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 143 and "Traceback" not in process.stderr.read()
+        assert process.wait(60) == 143 and "Traceback" not in process.stderr.read()
 
 
 @pytest.mark.chaos
@@ -136,8 +136,8 @@ def test_workers_keep_deadlines_answer_what_is_in_flight_and_take_nothing_new(sm
     with serving(tmp_path, small_index, 2, 20) as (process, url), ThreadPoolExecutor(8) as pool:
         wait_ready(url)
         began = time.monotonic()
-        late = list(pool.map(lambda i: ask(url, f"sleep 3 {i}", **{"x-timeout-seconds": "0.3"}), range(8)))
-        assert {a.status_code for a in late} == {504} and time.monotonic() - began < 2.9
+        late = list(pool.map(lambda i: ask(url, f"sleep 8 {i}", **{"x-timeout-seconds": "0.3"}), range(8)))
+        assert {a.status_code for a in late} == {504} and time.monotonic() - began < 7.5
         assert all("no answer within 0." in a.json()["detail"] for a in late)
         in_flight = [pool.submit(ask, url, f"sleep {4 + i / 8} Mina Frost") for i in range(4)]
         wait_in_flight(url, 4)
@@ -168,7 +168,7 @@ def test_a_worker_that_does_not_move_holds_up_neither_its_successor_nor_a_stop(s
         assert time.monotonic() - began < 20
         stuck = stopped()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 143 and not stuck.is_running()
+        assert process.wait(60) == 143 and not stuck.is_running()
 
 
 @pytest.mark.chaos

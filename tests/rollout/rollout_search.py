@@ -64,5 +64,5 @@ def search_server():
         yield state
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
         sock.close()

@@ -66,7 +66,7 @@ async def test_what_loads_beside_the_workers_begins_though_another_number_is_wan
         await pool.scale(n)
         assert not start.done()
         cluster.give(4 - placed)
-        await asyncio.wait_for(start, 10)
+        await asyncio.wait_for(start, 60)
         assert len(loaded) == 1, "the learner's part began, and once"
         await until(lambda: [w.state for w in pool.workers()] == ["ready"] * n)
         assert pool.target == n and sorted(pool._roster.members) == list(range(n))
@@ -91,7 +91,7 @@ async def test_the_worker_that_is_up_is_kept_whichever_slot_has_room(monkeypatch
         await until(lambda: slot in pool._roster.members)
         (up,) = pool._roster.all()
         await pool.scale(1)
-        await asyncio.wait_for(start, 10)
+        await asyncio.wait_for(start, 60)
         assert loaded.is_set() and pool.target == 1
         assert pool._roster.members == {0: up} and not pool._roster.starting
         assert up.state == "ready" and not up.worker.killed
@@ -123,7 +123,7 @@ async def test_a_worker_that_comes_up_though_given_up_does_not_replace_the_one_i
         await until(lambda: 1 in pool._roster.members)
         (up,) = pool._roster.all()
         await pool.scale(1)
-        await asyncio.wait_for(start, 10)
+        await asyncio.wait_for(start, 60)
         assert cancelled.is_set() and slow.killed
         assert pool._roster.members == {0: up} and not up.worker.killed
     finally:
@@ -143,7 +143,7 @@ async def test_a_start_that_fails_after_scale_leaves_no_worker(monkeypatch):
     await until(lambda: cluster.asked == 2)
     cluster.give(1)
     with pytest.raises(EnvironmentLacks, match="the learner has no room"):
-        await asyncio.wait_for(start, 10)
+        await asyncio.wait_for(start, 60)
     assert pool.workers() == [] and not pool._roster.starting
     assert all(worker.killed for worker in cluster.workers)
 
@@ -169,7 +169,7 @@ async def test_a_start_ends_with_an_error_where_the_pool_is_closed_meanwhile(
         await until(lambda: loading.is_set() if with_learner else len(pool._roster.members) == 1)
     await pool.close()
     with pytest.raises(EnvironmentLacks, match=r"^the rollout pool was closed$"):
-        await asyncio.wait_for(start, 10)
+        await asyncio.wait_for(start, 60)
     assert asyncio.all_tasks() == before, "nothing watches a closed pool"
     assert loading.is_set() == (with_learner and begun)
     assert pool.workers() == [] and all(worker.killed for worker in cluster.workers)

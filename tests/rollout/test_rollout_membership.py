@@ -65,7 +65,7 @@ def requests(n):
 
 
 async def until(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -86,7 +86,7 @@ async def test_workers_lost_at_the_same_moment_lose_no_trajectory():
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     cut.set()
-    done = await asyncio.wait_for(batch, 10)
+    done = await asyncio.wait_for(batch, 60)
     assert [t.uid for t in done] == [f"u{i}" for i in range(6)]
     assert sorted(e["worker"] for e in pool.events if e["event"] == "worker_lost") == ["w0.1", "w1.1"]
 
@@ -97,7 +97,7 @@ async def test_a_worker_cancelled_before_its_first_step_gives_the_trajectory_bac
     batch = asyncio.create_task(pool.rollout(requests(4)))
     await asyncio.sleep(0)  # handed out, and not begun
     pool._roster.lose(idle, WorkerLostError("no answer"))
-    done = await asyncio.wait_for(batch, 10)
+    done = await asyncio.wait_for(batch, 60)
     assert len(done) == 4 and not idle.jobs
 
 
@@ -141,7 +141,7 @@ async def test_half_written_workers_may_hope_while_a_version_is_to_be_sent_again
     assert not batch.done()
     survivor.state, survivor.version = WorkerState.READY, book.version
     pool._dispatch()
-    assert len(await asyncio.wait_for(batch, 10)) == 2
+    assert len(await asyncio.wait_for(batch, 60)) == 2
 
 
 async def test_from_the_call_on_a_drained_worker_is_no_longer_counted_on():
@@ -161,7 +161,7 @@ async def test_a_worker_that_hangs_while_it_leaves_is_found_out_and_its_trajecto
     monkeypatch.setattr(membership, "HEARTBEAT_SECONDS", 0.05)
 
     async def hangs(method, *args):
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
     async def answers(method, *args):
         return (
@@ -181,9 +181,9 @@ async def test_a_worker_that_hangs_while_it_leaves_is_found_out_and_its_trajecto
     book.members[0].slot = 0
     watch = asyncio.create_task(pool._membership._watch())
     try:
-        assert len(await asyncio.wait_for(batch, 10)) == 1
+        assert len(await asyncio.wait_for(batch, 60)) == 1
         assert [e["worker"] for e in pool.events if e["event"] == "worker_lost"] == ["w0.1"]
-        await asyncio.wait_for(leaving, 10)
+        await asyncio.wait_for(leaving, 60)
     finally:
         watch.cancel()
 
@@ -235,7 +235,7 @@ async def test_a_joiner_whose_weights_are_lost_with_their_learner_waits_for_the_
         and delivery.wants_learner
     )
     await delivery.sync(sent_again)
-    await asyncio.wait_for(joining, 10)
+    await asyncio.wait_for(joining, 60)
     assert given == [lost, sent_again] and joiner.version == 1 and not roster.waiting
 
 
@@ -249,7 +249,7 @@ async def test_a_joiner_that_is_lost_while_its_weights_are_fetched_is_lost_and_n
     delivery.update, roster.version = WeightUpdate(1, "shared_memory", (), 0), 1
     joiner = member(0, takes, state="starting")
     with pytest.raises(WorkerLostError, match="no answer to a ping"):
-        await asyncio.wait_for(delivery.catch_up(joiner), 10)
+        await asyncio.wait_for(delivery.catch_up(joiner), 60)
     assert joiner.state == "failed" and not roster.waiting
 
 
@@ -282,7 +282,7 @@ async def test_a_full_disk_takes_no_event_and_loses_no_trajectory():
     )
     pool._roster.target = 2
     pool._roster.members = {0: member(0, dies), 1: member(1, samples)}
-    done = await asyncio.wait_for(pool.rollout(requests(4)), 5)
+    done = await asyncio.wait_for(pool.rollout(requests(4)), 60)
     assert [t.uid for t in done] == [f"u{i}" for i in range(4)]
 
 
@@ -323,7 +323,7 @@ async def test_a_worker_that_leaves_between_offer_and_sync_is_not_waited_for(mon
         contextlib.nullcontext() if leaves == "all lost" else pytest.raises(GroupBrokenError, match=r"w1\.1")
     )
     with expected:
-        await asyncio.wait_for(syncing, 2)
+        await asyncio.wait_for(syncing, 20)
     assert "w1.1" in told[0]  # the learner waits in the group too
     await leaving
     assert [r.id for r in await pool.receivers(1)] == ([] if leaves == "all lost" else ["w0.1"])
@@ -339,7 +339,9 @@ async def test_a_worker_that_is_drained_while_the_group_is_told_of_another_that_
     pool = pool_of(member(0, broken), member(1, broken), member(2, broken), target=3)
     book, loop, told = pool._roster, asyncio.get_running_loop(), asyncio.Event()
     monkeypatch.setattr(
-        deliveries, "break_group", lambda *args: asyncio.run_coroutine_threadsafe(told.wait(), loop).result(5)
+        deliveries,
+        "break_group",
+        lambda *args: asyncio.run_coroutine_threadsafe(told.wait(), loop).result(60),
     )
     offered = [r.id for r in await pool.receivers(1)]
     book.lose(book.get("w1.1"), WorkerLostError("killed"))
@@ -349,7 +351,7 @@ async def test_a_worker_that_is_drained_while_the_group_is_told_of_another_that_
     leaving = pool.drain("w0.1")
     told.set()
     with pytest.raises(GroupBrokenError):
-        await asyncio.wait_for(syncing, 5)
+        await asyncio.wait_for(syncing, 60)
     assert leaver.state == "draining"
     again = pool.drain("w0.1")
     assert book.target == 2
@@ -377,7 +379,7 @@ async def test_a_joiner_that_is_ready_in_mid_sync_joins_with_the_new_version(fir
     await asyncio.sleep(0.05)
     sent.set()
     await syncing
-    await asyncio.wait_for(joining, 5)
+    await asyncio.wait_for(joining, 60)
     assert joiner.version == pool._roster.version == 2
 
 
@@ -387,7 +389,7 @@ async def test_the_only_worker_that_fails_or_hangs_in_a_sync_is_replaced_and_the
 
     async def fails(method, *args):
         if error is None:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         raise error
 
     only = member(0, fails)
@@ -432,7 +434,7 @@ async def test_lockstep_does_not_wait_for_a_slot_that_was_given_up():
     pool = pool_of(member(0, samples), target=2, deterministic=True)
     pool._roster.given_up[1] = "5 workers ended without having finished a trajectory"
     with pytest.raises(EnvironmentLacks, match="slot 1: 5 workers ended"):
-        await asyncio.wait_for(pool._serving_in(1), 5)
+        await asyncio.wait_for(pool._serving_in(1), 60)
 
 
 async def test_a_worker_that_moves_into_a_given_up_slot_is_replaced_when_it_dies(monkeypatch):

@@ -146,11 +146,11 @@ async def test_versions_never_go_back(world):
 
 async def test_pings_are_answered_in_mid_sync(world):
     held = threading.Event()
-    at_tensor(world, 12, lambda: held.wait(5))
+    at_tensor(world, 12, lambda: held.wait(60))
     syncing = asyncio.create_task(next_version(world))
     await until(lambda: len(in_state(world.pool, "syncing")) == 2)
     await asyncio.sleep(0.3)
-    info = await world.pool._roster.get("w0.1").worker.info(timeout_seconds=2)
+    info = await world.pool._roster.get("w0.1").worker.info(timeout_seconds=20)
     assert (info.state, info.policy_version) == ("syncing", 2)
     held.set()
     await syncing

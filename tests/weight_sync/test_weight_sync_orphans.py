@@ -19,7 +19,7 @@ def test_folders_of_dead_processes_alone_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(shared_memory, "_MEMORY", tmp_path)
     monkeypatch.setattr(shared_memory.tempfile, "gettempdir", lambda: str(tmp_path))
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait(20)
+    ended.wait(60)
     prefix = shared_memory._prefix()
     names = {
         "dead": f"{prefix}{ended.pid}-x",
