@@ -291,7 +291,8 @@ def test_the_manual_makes_the_secret_that_the_manifests_read(overlay):
 
 def test_the_manuals_patch_serves_a_corpus_of_ones_own(overlay, tmp_path):
     text = (ROOT / "docs/deploy.md").read_text()
-    patch = textwrap.dedent(re.search(r"```yaml\n(  patches:.*?)\n  ```", text, re.S)[1])
+    (found,) = re.findall(r"```yaml\n(  patches:.*?)\n  ```", text, re.S)
+    patch = textwrap.dedent(found)
     shutil.copytree(ROOT / "deploy/kubernetes", tmp_path / "k")
     with (tmp_path / f"k/overlays/{overlay[0]}/kustomization.yaml").open("a") as file:
         file.write(
@@ -411,8 +412,10 @@ def test_the_container_of_the_readme_fits_its_dockerfile():
     """Its image is the one that the line before builds, its volumes are folders that the image's user owns,
     and its command is one of ours."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    build = shlex.split(re.search(r"^docker build .*", text, re.M)[0])
-    start = shlex.split(re.search(r"^docker run .*", text, re.M)[0])
+    (build,), (start,) = (
+        [shlex.split(line) for line in re.findall(rf"^docker {what} .*", text, re.M)]
+        for what in ("build", "run")
+    )
     file = (ROOT / build[build.index("-f") + 1]).read_text(encoding="utf-8")
     image = build[build.index("-t") + 1]
     words = start[start.index(image) + 1 :]

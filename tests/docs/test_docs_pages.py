@@ -4,6 +4,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from page_parts import code_block
 from places import ROOT
 
 from services.contracts import Question
@@ -79,7 +80,7 @@ def test_the_first_page_leads_to_every_page():
 
 def test_the_example_of_migrating_is_a_configuration_and_a_reward(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
-    (tmp_path / "mine.yaml").write_text(re.search(r"```yaml\n(.*?)```", page, re.S)[1])
+    (tmp_path / "mine.yaml").write_text(code_block(page, "yaml"))
     config = load_config(tmp_path / "mine.yaml")
     assert (config.rollout.prompts_per_step, config.learner.minibatches_per_batch) == (512, 2)
     (tmp_path / "my_verl_reward.py").write_text(
@@ -88,7 +89,7 @@ def test_the_example_of_migrating_is_a_configuration_and_a_reward(tmp_path, monk
     )
     monkeypatch.syspath_prepend(tmp_path)
     found = {}
-    exec(re.search(r"```python\n(.*?)```", page, re.S)[1], found)
+    exec(code_block(page, "python"), found)
     asked = Question("q", "where?", ("Rome",), "nq")
     assert [found["reward"](SimpleNamespace(question=asked, model_text=t)) for t in ("Rome", "Lima")] == [
         1,

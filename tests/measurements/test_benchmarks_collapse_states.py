@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from collapse_cells import made_up, write
+from page_parts import section
 
 from benchmarks.collapse.__main__ import main
 from benchmarks.collapse.judged.collected import Result, collect, read_all, repeats_of
@@ -52,10 +53,6 @@ def contrasts(text, family="PLAN.md"):
     part = text.split(f"### Contrasts of {family}")[1].split("###")[0]
     rows = re.findall(r"^\| (\S+) \| (\S+) \| (.+) \|$", part, re.M)
     return {(arm, control): rest.split(" | ") for arm, control, rest in rows if arm in ARMS}
-
-
-def section(text, title):
-    return text.split(f"### {title}\n")[1].split("\n### ")[0].strip()
 
 
 def test_a_whole_factorial(whole):

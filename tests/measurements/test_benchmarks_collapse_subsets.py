@@ -7,6 +7,7 @@ import random
 import re
 
 import pytest
+from page_parts import section
 
 from benchmarks.collapse.judged import statistics
 from benchmarks.collapse.judged.collected import Result
@@ -67,10 +68,6 @@ def cell(arm, seed, effect):
 def results_of(arms, draw):
     effects = {arm: draw.choice((-0.25, 0.0, 0.25)) for arm in ARMS}
     return {arm: {seed: cell(arm, seed, effects[arm]) for seed in SEEDS} for arm in arms}
-
-
-def section(text, title):
-    return text.split(f"### {title}\n")[1].split("\n### ")[0].strip()
 
 
 @pytest.mark.parametrize("state", STATES)
