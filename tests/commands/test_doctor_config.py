@@ -188,7 +188,11 @@ def test_the_verdict_is_about_the_configuration(tmp_path):
 
 
 def test_the_configuration_comes_first_and_of_the_machine_what_is_not_well(config, monkeypatch):
-    machine = [Finding("Python", "good", "3.12"), Finding("disk", "good", "9 GiB"), Finding("GPU", "note", "none")]
+    machine = [
+        Finding("Python", "good", "3.12"),
+        Finding("disk", "good", "9 GiB"),
+        Finding("GPU", "note", "none"),
+    ]
     monkeypatch.setattr(doctor, "checks_of", lambda role: [lambda: iter(machine)])
     _, lines = findings(config())
     told = [line[6:].split()[0] for line in lines if line[:4] in ("ok  ", "note", "BAD ")]

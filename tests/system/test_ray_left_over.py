@@ -21,7 +21,7 @@ child = subprocess.Popen([sys.executable, "-c", script, *sys.argv[1:]], stdout=s
 child.stdout.read(2)
 print(child.pid, flush=True)
 """
-"""Starts a process, and ends once that is up: it is then nobody's child, as agents are without their raylet."""
+"""Starts a process, and ends once that is up: it is then nobody's child, as agents are without a raylet."""
 
 
 def orphan(*arguments: str) -> psutil.Process:

@@ -24,6 +24,7 @@ from trainer.loop.run.progress import Progress
 from trainer.loop.run.run_folder import RunFolder
 from trainer.session.about import about_run, described
 from trainer.session.control import announced, served
+from trainer.session.nothing_left import ended_already, why_nothing_is_left
 from trainer.session.output import complain, non_blocking
 from trainer.session.own_parts import OwnParts, load_parts
 from trainer.session.preflight import check_retrievers
@@ -108,14 +109,20 @@ def train(
         with signals.raised():
             resumed = go_on_from(checkpoint, config, models.resolve(config.model.path), allowed)
             require_same_questions(resumed, config)
+    console = console or Console()
+    progress = Progress(config.trainer.steps, console)
+    if resumed and (why := why_nothing_is_left(resumed, config)):
+        if folder.path.resolve() not in resumed.checkpoint.resolve().parents:
+            raise UserError(f"--resume {resume}: {why}")
+        for line in (*resumed.lines, why):
+            progress.say(line)
+        return ended_already(folder, resumed, config, progress.say)
     check_retrievers(config)
     own = load_parts(config)  # before there is a folder, which would be listed as a run
     again = resume is not None and folder.begun()
     folder.open(resume=resume is not None)
     began = time.monotonic()
     driver_box: list[Driver] = []
-    console = console or Console()
-    progress = Progress(config.trainer.steps, console)
     with non_blocking(console):
         try:
             with progress:
@@ -145,6 +152,15 @@ def train(
             raise
         finally:
             folder.close()
+
+
+def kept_so_far(folder: RunFolder, driver: Driver | None = None) -> str:
+    """What a run keeps whose step is cut short now."""
+    kept = latest(folder.path, checksums=False)
+    step = step_of(kept) if kept else 0
+    if driver is not None and driver.checkpointable:  # the learner has the weights of that step
+        step = max(step, driver.step)
+    return f"the run keeps its steps up to {step}" if step else "the run keeps no step yet"
 
 
 def what_is_left(folder: RunFolder, driver: Driver | None = None) -> str:
@@ -180,7 +196,8 @@ async def _train(
     loop = asyncio.get_running_loop()
     began = time.monotonic()
     first: list[BaseException] = []
-    with StopSignals(progress.say) as stop:
+    grace = config.trainer.stop_grace_seconds
+    with StopSignals(progress.say, grace, lambda: kept_so_far(folder, *box)) as stop:
         try:
             async with (
                 served(config, folder.path, progress.say) as control,
@@ -275,7 +292,10 @@ def _leave_without_ray(lost: RayLost, driver: Driver, began: float | None) -> No
 def _finish(
     folder: RunFolder, summary: dict[str, Any], began: float, exit_code: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    summary |= {"seconds": round(time.monotonic() - began, 1), "exit": exit_code}
+    seconds = round(time.monotonic() - began, 1)
+    summary |= {"seconds": round(folder.earlier_seconds + seconds, 1), "exit": exit_code}
+    if folder.earlier_seconds:
+        summary["last_part_seconds"] = seconds
     # Of a run that ended well it is the outcome; otherwise it must not hide why the run ended.
     with _warned(say, "no summary was written") if exit_code else nullcontext():
         folder.summary(summary)

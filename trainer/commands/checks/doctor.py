@@ -329,7 +329,9 @@ def run_doctor(
     if overrides and not path:
         raise UserError(f"doctor: {' '.join(overrides)} changes a configuration; give it by --config FILE")
     config = load_config(path, overrides) if path else None
-    asked = [*check_config(path, config), *check_parts(config), *check_leak(config)] if path and config else []
+    asked = (
+        [*check_config(path, config), *check_parts(config), *check_leak(config)] if path and config else []
+    )
     machine = [finding for check in checks_of(role) for finding in check()]
     if role == "workstation" or clean:
         host = config.control.host if config else os.environ.get("UNSPIRAL_CONTROL_HOST", "127.0.0.1")
@@ -416,7 +418,5 @@ def doctor(
     """Check Python, packages, GPUs, Ray, listeners, ports, Redis, load, threads, memory and disk; say what to
     do. With --config also its files, services and questions, and parts of your own, in seconds."""
     raise typer.Exit(
-        run_doctor(
-            config, role=role, clean=clean, overrides=overrides or [], as_json=as_json, whole=whole
-        )
+        run_doctor(config, role=role, clean=clean, overrides=overrides or [], as_json=as_json, whole=whole)
     )

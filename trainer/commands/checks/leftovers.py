@@ -25,7 +25,7 @@ SETTLE_SECONDS = 3.0
 """Longest wait for processes of a run that has just ended: they are ending too."""
 AGENTS = ("/ray/dashboard/agent.py", "/ray/_private/runtime_env/agent/main.py")
 AGENT_SECONDS = 90.0
-"""Age up to which an agent of Ray ends by itself: one that has just been started looks for its raylet later."""
+"""Age up to which an agent of Ray ends by itself: a new one looks for its raylet later."""
 BY_THE_CLOCK = 1e9
 """Start times above are no seconds since the machine was started."""
 
