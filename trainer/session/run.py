@@ -19,6 +19,7 @@ from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.cursor import PromptCursor
 from trainer.learner.checkpoint import find, latest, step_of
+from trainer.learner.model.asked import unlike
 from trainer.loop.driver import Driver
 from trainer.loop.run.progress import Progress
 from trainer.loop.run.run_folder import RunFolder
@@ -134,7 +135,7 @@ def train(
                 # A warm start or conversion takes minutes, and would keep an event loop from hearing signals.
                 with signals.raised():
                     model = models.resolve(config.model.path)
-                for line in resumed.lines if resumed else ():
+                for line in resumed.lines if resumed else filter(None, [unlike(model, config.rollout)]):
                     progress.say(line)
                 summary = asyncio.run(
                     _train(config, model, folder, own, resumed, again, progress, driver_box, code or {})

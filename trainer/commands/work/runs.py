@@ -281,16 +281,19 @@ def demo(
             "--fresh", help="Make the warm-started model again instead of taking it from the cache."
         ),
     ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the demo of this --dir and --seed that was stopped."),
+    ] = False,
 ) -> None:
     """Run the whole system on this machine: a tiny model learns to search a made-up encyclopaedia."""
     console = Console()
     with non_blocking(console):
         if collapse:
-            show.run_collapse(
-                folder, list(range(seed, seed + seeds)), steps=steps, fresh=fresh, console=console
-            )
+            every = list(range(seed, seed + seeds))
+            show.run_collapse(folder, every, steps=steps, fresh=fresh, resume=resume, console=console)
         else:
-            show.run_demo(folder, seed, steps=steps, fresh=fresh, console=console)
+            show.run_demo(folder, seed, steps=steps, fresh=fresh, resume=resume, console=console)
 
 
 def export(
