@@ -98,6 +98,17 @@ def test_a_run_whose_steps_are_done_ends_before_anything_starts(tmp_path, monkey
     assert len(begun) == 2 and made.folder.last_step() == 6
 
 
+@pytest.mark.parametrize("resume", ["latest", "path"])
+def test_checkpoints_that_lie_elsewhere_are_the_runs_own(tmp_path, monkeypatch, resume):
+    made, begun = ready(tmp_path, monkeypatch, steps=4)
+    trained(made, resume="latest")
+    place = made.folder.path / "checkpoints"
+    place.rename(tmp_path / "archive")
+    place.symlink_to(tmp_path / "archive")
+    given = resume if resume == "latest" else str(place / "step_000004")
+    assert "nothing left to do: 4 of 4 steps" in trained(made, resume=given)[1] and len(begun) == 1
+
+
 def test_the_summary_of_a_run_that_was_killed_at_its_end_is_written(tmp_path, monkeypatch):
     made, begun = ready(tmp_path, monkeypatch, steps=4)
     first, _ = trained(made, resume="latest")

@@ -53,9 +53,7 @@ def checkpoint_of(resume: str, folder: Path) -> Path | None:
         near = near_run(Path(resume))
         raise UserError(f"--resume {resume}: no such checkpoint folder{near}; accepted: {accepted}")
     found = find(resume)
-    mine = [place.resolve() for place in (folder, folder / "checkpoints")]  # either may be a link
-    lies_in = found.absolute().parent.resolve()
-    own = None if any(map(lies_in.is_relative_to, mine)) else latest(folder, checksums=False)
+    own = None if lies_in(found, folder) else latest(folder, checksums=False)
     if own:
         raise UserError(
             f"run.name: {folder} holds a run already, at step {step_of(own)}, "
@@ -63,6 +61,12 @@ def checkpoint_of(resume: str, folder: Path) -> Path | None:
             "choose another run.name, or go on with that run by --resume latest"
         )
     return found
+
+
+def lies_in(checkpoint: Path, run: Path) -> bool:
+    """Whether it is one of this run's."""
+    mine = [place.resolve() for place in (run, run / "checkpoints")]  # either may be a link
+    return any(map(checkpoint.absolute().parent.resolve().is_relative_to, mine))
 
 
 def begins_anew(folder: Path) -> list[str]:
@@ -113,7 +117,7 @@ def train(
     console = console or Console()
     progress = Progress(config.trainer.steps, console)
     if resumed and (why := why_nothing_is_left(resumed, config)):
-        if folder.path.resolve() not in resumed.checkpoint.resolve().parents:
+        if not lies_in(resumed.checkpoint, folder.path):
             raise UserError(f"--resume {resume}: {why}")
         for line in (*resumed.lines, why):
             progress.say(line)

@@ -60,7 +60,8 @@ def unlike(model: Path, settings: RolloutSettings, *, task: bool = False) -> str
 def _tags(settings: RolloutSettings) -> list[str]:
     with suppress(UserError):  # where it cannot be loaded, the run itself says so
         kind = template_class(settings.template)
-        return [*(getattr(kind, "tags", None) or getattr(kind, "stop", ())), *settings.tools]
+        tags: tuple[str, ...] = getattr(kind, "tags", ())
+        return [*(tags or getattr(kind, "stop", ())), *settings.tools]
     return []
 
 
