@@ -59,8 +59,8 @@ def test_without_a_checkpoint_it_begins_anew(demo, tmp_path):
 @pytest.mark.parametrize(
     ("folder", "seed", "steps", "command"),
     [
-        ("runs", 0, None, "unspiral demo --resume"),
-        ("my runs", 3, 30, "unspiral demo --resume --dir 'my runs' --seed 3 --steps 30"),
+        ("runs", 0, None, "unspiral demo --resume latest"),
+        ("my runs", 3, 30, "unspiral demo --resume latest --dir 'my runs' --seed 3 --steps 30"),
     ],
 )
 def test_the_command_that_it_prints_goes_on_with_it(demo, folder, seed, steps, command):
@@ -87,7 +87,7 @@ def test_the_arms_of_a_collapse_go_on_too(demo, monkeypatch, tmp_path):
     monkeypatch.setattr(
         show, "collapse_config", lambda files, llds_lambda, **kw: show.demo_config(files, **kw)
     )
-    command = "unspiral demo --collapse --resume --seed 2 --seeds 2"
+    command = "unspiral demo --collapse --resume latest --seed 2 --seeds 2"
     with pytest.raises(signals.Stopped) as e:
         show.run_collapse(Path("runs"), [2, 3])
     assert str(e.value) == f"stopped by SIGTERM; go on with {command}"

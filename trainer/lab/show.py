@@ -86,7 +86,7 @@ def resume_command(
     folder: Path, seed: int, steps: int | None, *, collapse: bool = False, seeds: int = 1
 ) -> str:
     """What goes on with a demo that was stopped, with the options that it was given."""
-    words = ["unspiral demo", *(["--collapse"] if collapse else []), "--resume"]
+    words = ["unspiral demo", *(["--collapse"] if collapse else []), "--resume latest"]
     if folder != Path("runs"):
         words += ["--dir", shlex.quote(str(folder))]
     given = {"--seed": seed or None, "--seeds": seeds if seeds > 1 else None, "--steps": steps}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -282,18 +282,20 @@ def demo(
         ),
     ] = False,
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Go on with the demo of this --dir and --seed that was stopped."),
-    ] = False,
+        Literal["latest"] | None,
+        typer.Option(help="Go on with the demo of this --dir and --seed that was stopped."),
+    ] = None,
 ) -> None:
     """Run the whole system on this machine: a tiny model learns to search a made-up encyclopaedia."""
     console = Console()
     with non_blocking(console):
         if collapse:
             every = list(range(seed, seed + seeds))
-            show.run_collapse(folder, every, steps=steps, fresh=fresh, resume=resume, console=console)
+            show.run_collapse(
+                folder, every, steps=steps, fresh=fresh, resume=resume is not None, console=console
+            )
         else:
-            show.run_demo(folder, seed, steps=steps, fresh=fresh, resume=resume, console=console)
+            show.run_demo(folder, seed, steps=steps, fresh=fresh, resume=resume is not None, console=console)
 
 
 def export(
