@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -21,20 +22,25 @@ from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys
 from retriever_service.settings import ServerSettings
 from services.common.errors import EnvironmentLacks
 from services.common.loading.lazy import LazyModule
+from services.common.processes.patience import Patience
 from services.settings import MonitorRules
 
 if TYPE_CHECKING:
     from retriever_service.http import launch as retriever
     from retriever_service.indexing import build
+    from retriever_service.search import backends
     from services.likelihood.rest import launch as likelihood
 else:
     # numba and FastAPI take a second and 130 MB, which every actor that imports this module would pay too.
     build = LazyModule("retriever_service.indexing.build")
+    backends = LazyModule("retriever_service.search.backends")
     likelihood = LazyModule("services.likelihood.rest.launch")
     retriever = LazyModule("retriever_service.http.launch")
 
 RESTARTS = 10
 """Times that a service that died is started again."""
+COMPILED_BYTES = 64 * 2**20
+"""Size of a corpus up to which its index is opened once where it was made."""
 PORTS = 3
 """Ports that are tried: another process may take a free one before the service does."""
 
@@ -95,6 +101,18 @@ def _free_port(host: str) -> int:
         return s.getsockname()[1]
 
 
+def _processor_seconds(cls: type) -> float:
+    """What actors of a class on this machine have used, and workers of Ray that are about to become one."""
+    names = (f"ray::{cls.__name__}", "ray::IDLE")
+    used = 0.0
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or belongs to another user
+            command = process.cmdline()
+            if command and (command[0].startswith(names) or any("default_worker.py" in c for c in command)):
+                used += sum(process.cpu_times()[:2])
+    return used
+
+
 def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any, key: str = "") -> Service:
     """key: the setting that `timeout_seconds` is from, for the error of a service that takes longer."""
     tries = 0
@@ -107,12 +125,7 @@ def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any, 
         )
         actor = create.remote(host, _free_port(host), *args)
         try:
-            return Service(ray.get(actor.url.remote(), timeout=timeout_seconds), actor)
-        except ray.exceptions.GetTimeoutError as e:
-            ray.kill(actor)
-            limit = f"{key}={timeout_seconds:g}" if key else f"{timeout_seconds:g} s"
-            longer = f"; a large index or a busy machine needs more: set {key}" if key else ""
-            raise EnvironmentLacks(f"{name}: did not start within {limit}{longer}") from e
+            return Service(_url_of(actor, cls, name, timeout_seconds, key), actor)
         except ray.exceptions.RayActorError as e:
             reason = str(e).strip().splitlines()[-1] if str(e).strip() else "its actor died"
             # The port was free when it was chosen, and another process was quicker.
@@ -120,13 +133,34 @@ def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any, 
                 raise EnvironmentLacks(f"{name}: did not start: {reason}") from e
 
 
+def _url_of(actor: Any, cls: type, name: str, timeout_seconds: float, key: str) -> str:
+    """The address, once the actor serves. Raises EnvironmentLacks past the limit, with the actor killed."""
+    patience = Patience(timeout_seconds, lambda: _processor_seconds(cls))
+    called = actor.url.remote()
+    while True:
+        try:
+            url: str = ray.get(called, timeout=patience.look_seconds)
+        except ray.exceptions.GetTimeoutError as e:
+            if not patience.over():
+                continue
+            ray.kill(actor)
+            limit = f"{key}={timeout_seconds:g}" if key else f"{timeout_seconds:g} s"
+            longer = f"; a large index or a busy machine needs more: set {key}" if key else ""
+            raise EnvironmentLacks(f"{name}: did not start within {limit}{patience}{longer}") from e
+        return url
+
+
 def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool, keys: CorpusKeys = NO_KEYS) -> int:
     """Index a corpus by BM25 into the folder `out`; an index of the same corpus that is there already is
     kept. Returns the number of lines that were left out."""
     try:
-        return build.build_index(corpus, out, skip_bad=skip_bad, keys=keys).skipped
+        skipped = build.build_index(corpus, out, skip_bad=skip_bad, keys=keys).skipped
     except IndexInvalid:  # of another corpus, or torn
-        return build.build_index(corpus, out, skip_bad=skip_bad, keys=keys, overwrite=True).skipped
+        skipped = build.build_index(corpus, out, skip_bad=skip_bad, keys=keys, overwrite=True).skipped
+    if Path(corpus).stat().st_size <= COMPILED_BYTES:
+        # On a new installation the search is compiled now, once, and not by each service within its limit.
+        backends.open_index(ServerSettings(index=str(out)))
+    return skipped
 
 
 def start_retriever(

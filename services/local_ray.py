@@ -27,15 +27,20 @@ from ray._raylet import (  # type: ignore[attr-defined]  # compiled, and without
 )
 
 from services.common.private_folder import private_folder
+from services.common.processes.alive import started
 
 ADDRESS = "127.0.0.1"
 OWNER_VARIABLE = "UNSPIRAL_LOCAL_RAY"
 """In the environment of all that a local Ray runs: process id and start time of the process that it belongs
 to."""
+END_SECONDS = 2.0
+"""Longest wait for what a Ray that was ended has left, before it is killed."""
 MAX_FOLDER_CHARACTERS = 40
 """Linux takes 107 for a socket's path, of which Ray needs 64 below its folder."""
 SHORT = "/tmp"
 """Where the folder lies if the temporary folder has a longer name."""
+_PACKAGE = os.path.join(os.path.dirname(ray.__file__), "")
+"""What stands in the command line of each of Ray's processes that has no `ray::` name yet."""
 _WAS_SET: dict[str, str | None] = {}
 
 
@@ -64,8 +69,13 @@ def start_local_ray(**options: Any) -> Any:
 
 
 def stop_local_ray() -> None:
-    """End it, and put the environment back. Does nothing where none was started."""
+    """End it, and put the environment back. Does nothing where none was started.
+
+    Of a Ray that was cut off in its start, the raylet's agents do not know yet that they end with it, and
+    would go on for up to a minute."""
     ray.shutdown()
+    if OWNER_VARIABLE in _WAS_SET:
+        _end(_of_ray())
     for name, value in _WAS_SET.items():
         if value is None:
             os.environ.pop(name, None)
@@ -89,14 +99,39 @@ def end_what_is_left() -> None:
     head they would go on for minutes."""
     if OWNER_VARIABLE not in _WAS_SET:  # none was started here
         return
-    for process in psutil.Process().children(recursive=True):
+    for process in [*psutil.Process().children(recursive=True), *_of_ray()]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _of_ray() -> list[psutil.Process]:
+    """Ray's own processes of this process's local Ray, those included whose parent has died."""
+    mark = os.environ.get(OWNER_VARIABLE)
+    found: list[psutil.Process] = []
+    if mark is None:
+        return found
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or belongs to another user
+            if process.pid != os.getpid() and process.environ().get(OWNER_VARIABLE) == mark:
+                command = process.cmdline()
+                if any(_PACKAGE in part or part.startswith("ray::") for part in command):
+                    found.append(process)
+    return found
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    """Ask them to end, and kill those that do not. psutil makes sure that they are still the same ones."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    for process in psutil.wait_procs(processes, timeout=END_SECONDS)[1]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
 
 def owner_mark(process: psutil.Process) -> str:
     """A process by its id and start time, since ids are used again."""
-    return f"{process.pid}:{process.create_time():.2f}"
+    return f"{process.pid}:{started(process):.2f}"
 
 
 def _read_environment_again() -> None:

@@ -76,7 +76,9 @@ class RetrieverSettings(Settings):
     """Longest wait for one search in seconds, retries included. After it the trajectory fails and is run
     again."""
     start_timeout_seconds: float = Field(60.0, gt=0)
-    """Longest wait in seconds for the service to be ready at the start of a run."""
+    """Longest wait in seconds for the service to be ready at the start of a run. Of one that the run starts
+    itself, time in which it works counts by the processor time that it uses, so that a busy machine may take
+    longer, ten times at most."""
 
     @model_validator(mode="after")
     def _one_source(self) -> RetrieverSettings:

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from services.common.errors import UserError
-from trainer.commands.checks import doctor_parts, doctor_reward
+from trainer.commands.checks import doctor, doctor_parts, doctor_reward
 from trainer.commands.checks.doctor import run_doctor, verdict
 from trainer.commands.checks.findings import Finding
 from trainer.commands.cli import main
@@ -72,10 +72,10 @@ def config(tmp_path, monkeypatch):
     return write
 
 
-def findings(file):
+def findings(file, **options):
     """(exit status, lines) of the doctor."""
     out = io.StringIO()
-    status = run_doctor(file, Console(file=out, width=300), role="retriever")
+    status = run_doctor(file, Console(file=out, width=300), role="retriever", **options)
     return status, out.getvalue().splitlines()
 
 
@@ -185,3 +185,24 @@ def test_the_verdict_is_about_the_configuration(tmp_path):
     assert verdict(good, tmp_path / "c.yaml") == f"ready for `unspiral train --config {tmp_path}/c.yaml`"
     bad = [*good, Finding("reward.kind", "bad", "x:y")]
     assert verdict(bad, tmp_path / "c.yaml") == "not ready: see reward.kind above"
+
+
+def test_the_configuration_comes_first_and_of_the_machine_what_is_not_well(config, monkeypatch):
+    machine = [
+        Finding("Python", "good", "3.12"),
+        Finding("disk", "good", "9 GiB"),
+        Finding("GPU", "note", "none"),
+    ]
+    monkeypatch.setattr(doctor, "checks_of", lambda role: [lambda: iter(machine)])
+    _, lines = findings(config())
+    told = [line[6:].split()[0] for line in lines if line[:4] in ("ok  ", "note", "BAD ")]
+    assert told[0] == "configuration" and told[-2:] == ["GPU", "machine"]
+    assert line(lines, "machine").split(maxsplit=2)[2] == "2 more checks, all well: --all"
+    _, lines = findings(config(), whole=True)
+    told = [line[6:].split()[0] for line in lines if line[:4] in ("ok  ", "note", "BAD ")]
+    assert told[0] == "configuration" and told[-3:] == ["Python", "disk", "GPU"]
+
+
+def test_without_a_configuration_the_whole_machine_is_told(monkeypatch):
+    monkeypatch.setattr(doctor, "checks_of", lambda role: [lambda: iter([Finding("Python", "good", "3.12")])])
+    assert [line.split() for line in findings(None)[1]] == [["ok", "Python", "3.12"]]

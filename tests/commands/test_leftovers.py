@@ -15,7 +15,9 @@ import psutil
 import pytest
 
 from services.common.processes import semaphores
+from services.common.processes.alive import started
 from services.weight_sync import shared_memory
+from trainer.commands.checks import leftovers
 from trainer.commands.checks.doctor import check_leftovers
 from trainer.commands.checks.leftovers import OWNER_VARIABLE, find_leftovers
 
@@ -24,9 +26,14 @@ from trainer.commands.checks.leftovers import OWNER_VARIABLE, find_leftovers
 def dead():
     """Process id and mark of a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-    mark = f"{process.pid}:{psutil.Process(process.pid).create_time():.2f}"
+    mark = f"{process.pid}:{started(psutil.Process(process.pid)):.2f}"
     process.communicate()
     return process.pid, mark
+
+
+@pytest.fixture(autouse=True)
+def short_wait(monkeypatch):
+    monkeypatch.setattr(leftovers, "SETTLE_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -40,11 +47,11 @@ def memory(tmp_path, monkeypatch):
     return folder
 
 
-def sleeper(owner: str) -> subprocess.Popen:
+def sleeper(owner: str, *arguments: str) -> subprocess.Popen:
     """A process that says whom it belongs to, as those of a local Ray do."""
     script = "import signal, sys; print('up', flush=True); signal.pause()"
     process = subprocess.Popen(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", script, *arguments],
         env=os.environ | {OWNER_VARIABLE: owner},
         stdout=subprocess.PIPE,
         text=True,
@@ -58,7 +65,7 @@ def what(folders=()) -> list[str]:
 
 
 def test_processes_of_a_dead_drivers_ray_are_ended_and_those_of_a_living_one_stay(dead, memory):
-    me = f"{os.getpid()}:{psutil.Process().create_time():.2f}"
+    me = f"{os.getpid()}:{started(psutil.Process()):.2f}"
     another_of_my_id = f"{os.getpid()}:1.00"
     left, alive, reused, unclear = (sleeper(owner) for owner in (dead[1], me, another_of_my_id, "nonsense"))
     try:
@@ -73,6 +80,41 @@ def test_processes_of_a_dead_drivers_ray_are_ended_and_those_of_a_living_one_sta
         for process in (left, alive, reused, unclear):
             process.kill()
             process.communicate()
+
+
+def test_what_ends_by_itself_is_not_left_behind(dead, memory, monkeypatch):
+    """A run that has just ended has processes that are about to end."""
+    ending, agent = sleeper(dead[1]), sleeper(dead[1], "/x/ray/dashboard/agent.py")
+    wait = psutil.wait_procs
+
+    def ends_meanwhile(processes, timeout):
+        ending.kill()
+        ending.wait()
+        return wait(processes, timeout=timeout)
+
+    try:
+        assert f"process {ending.pid}," in " ".join(what())
+        monkeypatch.setattr(leftovers.psutil, "wait_procs", ends_meanwhile)
+        assert not [line for line in what() if f"process {ending.pid}," in line]
+        monkeypatch.setattr(leftovers.psutil, "wait_procs", wait)
+        assert not [line for line in what() if f"process {agent.pid}," in line]
+        monkeypatch.setattr(leftovers, "AGENT_SECONDS", 0.0)  # it has had its time
+        monkeypatch.setattr(leftovers, "started", lambda process: float(process.pid == os.getpid()))
+        assert [line for line in what() if f"process {agent.pid}," in line]
+    finally:
+        for process in (ending, agent):
+            process.kill()
+            process.communicate()
+
+
+def test_a_clock_that_was_set_makes_no_running_run_a_dead_one(memory, monkeypatch):
+    mine = sleeper(f"{os.getpid()}:{started(psutil.Process()):.2f}")
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: 1.0)
+    try:
+        assert not [line for line in what() if f"process {mine.pid}," in line]
+    finally:
+        mine.kill()
+        mine.communicate()
 
 
 def test_semaphores_and_weights_of_dead_processes_go_and_those_of_others_stay(dead, memory):

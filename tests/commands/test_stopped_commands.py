@@ -67,7 +67,7 @@ def test_a_signal_while_the_model_is_written_lets_it_be_written_whole(number, tm
     out = tmp_path / "out"
     said = []
 
-    def export(path):
+    def export(path, asked):
         os.kill(os.getpid(), number)
         assert stopping.wait(SECONDS)
         path.write_text("whole")

@@ -22,6 +22,7 @@ from trainer.commands.cli import main
 from trainer.commands.work import warm_start
 from trainer.commands.work.warm_start import as_batch, compose, run_warm_start, supervised, train_on
 from trainer.config.schema import parse_config
+from trainer.learner.model.asked import kept_in, unlike
 from trainer.rewards import make_reward
 from trainer.session import waits
 
@@ -324,6 +325,8 @@ def test_the_command_teaches_the_tags_and_writes_a_model(tmp_path):
     config = config_of(model, tmp_path)
     done = run_warm_start(config, tmp_path / "out", questions=12, epochs=8, batch=4, lr=3e-3, say=said.append)
     assert done["demonstrations"] >= 4 and done["logp_last"] > done["logp_first"] + 1.0
+    assert unlike(tmp_path / "out", config.rollout, task=True) is None
+    assert kept_in(tmp_path / "out")["template"] == "search_r1"
     taught = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert sum(p.numel() for p in taught.parameters()) == sum(
         p.numel() for p in AutoModelForCausalLM.from_pretrained(model).parameters()

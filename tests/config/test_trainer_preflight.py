@@ -175,7 +175,7 @@ def test_eval_scores_every_row_unless_it_is_given_a_limit(monkeypatch, limit, ro
         raise Seen(config.evaluation.limit)
 
     monkeypatch.setattr("trainer.commands.work.evaluate.start_serving", serving)
-    monkeypatch.setattr("trainer.data.models.resolve", lambda path: path)
+    monkeypatch.setattr("trainer.data.models.resolve", Path)
     raw = {
         "model": {"path": "m"},
         "data": {"train": "t", "eval": "e"},

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -97,21 +96,3 @@ def test_a_demo_that_is_still_running_keeps_its_folder(tmp_path):
         assert (tmp_path / "demo-0.before" / "metrics.jsonl").read_text() == "{}\n", (
             "what was seen can be looked at again"
         )
-
-
-def test_a_demo_that_is_stopped_does_not_promise_that_it_can_go_on(tmp_path, monkeypatch):
-    def stopped(config, console):
-        raise signals.Stopped(signal.SIGINT)
-
-    monkeypatch.setattr(show, "train", stopped)
-    monkeypatch.setattr(show, "prepared", lambda *a: SimpleNamespace(model="m"))
-    monkeypatch.setattr(show, "demo_config", lambda *a, **k: None)
-    folder = tmp_path / "demo-0"
-    monkeypatch.setattr(show, "fresh_config", lambda raw: SimpleNamespace(run_dir=folder))
-    with pytest.raises(signals.Stopped, match=r"^stopped by SIGINT; a demo begins anew: unspiral demo$") as e:
-        show.run_demo(tmp_path, 0)
-    assert e.value.exit_code == 130
-    folder.mkdir()
-    (folder / "report.html").touch()
-    with pytest.raises(signals.Stopped, match=r"unspiral demo; what it did so far is in .*report\.html$"):
-        show.run_demo(tmp_path, 0)

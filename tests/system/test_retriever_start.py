@@ -3,12 +3,15 @@
 import asyncio
 import socket
 from contextlib import AsyncExitStack
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from retriever_service.errors import RetrieverUnavailable
 from services import launcher
 from services.common.errors import EnvironmentLacks
+from services.common.processes.patience import Patience
 from trainer.config.schema import parse_config
 from trainer.session import run_services, startup
 from trainer.session.preflight import retrievers
@@ -112,13 +115,19 @@ def test_a_service_that_takes_longer_than_its_setting_names_it_and_the_server_ge
         def url(self):
             return self
 
+    now = [0.0]
+
     def late(*_, timeout):
+        now[0] += timeout
         raise launcher.ray.exceptions.GetTimeoutError
 
     for name, stands_in in (("remote", lambda cls: Remote()), ("get", late), ("kill", killed.append)):
         monkeypatch.setattr(launcher.ray, name, stands_in)
     monkeypatch.setattr(launcher, "_here", lambda: None)
     monkeypatch.setattr(launcher, "_host", lambda: "127.0.0.1")
+    used = [0.0, 0.0]  # nothing is done until it is late
+    monkeypatch.setattr(launcher, "_processor_seconds", lambda cls: used[0] + used[1] * now[0])
+    monkeypatch.setattr(launcher, "Patience", partial(Patience, clock=lambda: now[0]))
     with pytest.raises(EnvironmentLacks) as e:
         launcher.start_retriever("i", topk=3, name="n", timeout_seconds=300, key="retriever.limit")
     assert str(e.value) == (
@@ -126,3 +135,36 @@ def test_a_service_that_takes_longer_than_its_setting_names_it_and_the_server_ge
         "retriever.limit"
     )
     assert made[0][2:] == ("i", 3, 301) and len(killed) == 1
+    used[1] = 0.5  # it works, on half a core
+    with pytest.raises(EnvironmentLacks, match=r"retriever\.limit=300, 600 s by the clock; a large index or"):
+        launcher.start_retriever("i", topk=3, name="n", timeout_seconds=300, key="retriever.limit")
+
+
+def test_the_processor_time_of_a_starting_actor_is_seen(monkeypatch):
+    def process(seconds, *command):
+        times = SimpleNamespace(user=seconds, system=0.0)
+        return SimpleNamespace(cmdline=lambda: list(command), cpu_times=lambda: (times.user, times.system))
+
+    there = [
+        process(1.0, "ray::_RetrieverActor.__init__", ""),
+        process(2.0, "python", "/x/default_worker.py", "--y"),
+        process(4.0, "ray::IDLE", ""),
+        process(8.0, "ray::DashboardAgent"),
+        process(16.0, "ray::Worker.sample"),
+        process(32.0),
+    ]
+    monkeypatch.setattr(launcher.psutil, "process_iter", lambda: iter(there))
+    assert launcher._processor_seconds(launcher._RetrieverActor) == 7.0
+
+
+def test_an_index_that_a_run_makes_is_opened_where_it_is_made(monkeypatch, tmp_path):
+    """So that two retrievers do not compile the search at the same time, within their limits."""
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"id": "1", "contents": "one\\ntwo"}\n')
+    opened = []
+    monkeypatch.setattr(launcher.backends, "open_index", lambda settings: opened.append(settings.index))
+    assert launcher.index_corpus(corpus, tmp_path / "index", skip_bad=False) == 0
+    assert opened == [str(tmp_path / "index")]
+    monkeypatch.setattr(launcher, "COMPILED_BYTES", 1)
+    launcher.index_corpus(corpus, tmp_path / "index", skip_bad=False)
+    assert len(opened) == 1

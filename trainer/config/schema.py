@@ -135,8 +135,9 @@ class TrainerSettings(Settings):
     """End the run, with exit status 0, after so many evaluations running without a better score; 0 is never.
     Needs eval_every and data.eval."""
     max_restores: int = Field(3, ge=0)
-    """Times that a lost learner is started again from the last checkpoint; after them the run ends with exit
-    status 1."""
+    """Times that a lost learner is started again from the last checkpoint; then the run ends (status 1)."""
+    stop_grace_seconds: float = Field(60.0, ge=0)
+    """Seconds that the step in hand has to end after a signal; then it is cut short (docs/reliability.md)."""
     stall_timeout_seconds: float = Field(5400.0, gt=0)
     """Longest time without progress (a trajectory finished, a call of the learner or the reward returned,
     another stage or step). Past it the run prints what each part waits for and ends with exit status 1.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -28,6 +29,7 @@ from services.likelihood.exports.report import write_report
 from trainer.config.schema import Config, dump_config, parse_config
 from trainer.lab.before_after import before_after, next_commands
 from trainer.lab.demo import LabFiles, collapse_config, demo_config, prepare
+from trainer.learner.checkpoint import latest, step_of
 from trainer.session.run import train
 
 ARMS = {"grpo": 0.0, "llds": 0.5}
@@ -80,11 +82,28 @@ def fresh_config(raw: dict[str, Any]) -> Config:
     return config
 
 
+def resume_command(
+    folder: Path, seed: int, steps: int | None, *, collapse: bool = False, seeds: int = 1
+) -> str:
+    """What goes on with a demo that was stopped, with the options that it was given."""
+    words = ["unspiral demo", *(["--collapse"] if collapse else []), "--resume latest"]
+    if folder != Path("runs"):
+        words += ["--dir", shlex.quote(str(folder))]
+    given = {"--seed": seed or None, "--seeds": seeds if seeds > 1 else None, "--steps": steps}
+    return " ".join([*words, *(f"{option} {value}" for option, value in given.items() if value is not None)])
+
+
 def run_demo(
-    folder: Path, seed: int, *, steps: int | None = None, fresh: bool = False, console: Console | None = None
+    folder: Path,
+    seed: int,
+    *,
+    steps: int | None = None,
+    fresh: bool = False,
+    resume: bool = False,
+    console: Console | None = None,
 ) -> dict[str, Any]:
     """Warm start, then the whole system for a few steps; prints scores before and after, the phase, and where
-    the report lies."""
+    the report lies. resume: go on with the demo that is there, if there is one."""
     console = console or Console()
     began = time.monotonic()
     console.print(
@@ -95,13 +114,19 @@ def run_demo(
     console.print(
         f"warm start done after {time.monotonic() - began:.0f} s; model in {files.model}", markup=False
     )
-    config = fresh_config(demo_config(files, folder=folder, name=f"demo-{seed}", seed=seed, steps=steps))
+    raw = demo_config(files, folder=folder, name=f"demo-{seed}", seed=seed, steps=steps)
+    config = parse_config(raw) if resume else fresh_config(raw)
     try:
-        summary = train(config, console=console)
+        summary = train(config, resume="latest" if resume else None, console=console)
     except signals.Stopped as e:
         report = config.run_dir / "report.html"
         kept = f"; what it did so far is in {report}" if report.exists() else ""
-        raise signals.Stopped(e.number, f"a demo begins anew: unspiral demo{kept}") from None
+        saved = latest(config.run_dir, checksums=False)
+        way = "no checkpoint was written, so that a demo begins anew: unspiral demo"
+        if saved is not None:
+            command = resume_command(folder, seed, steps)
+            way = f"go on after step {step_of(saved)}: {command}"
+        raise signals.Stopped(e.number, f"{way}{kept}") from None
     console.print("exact match on held-out questions (another world: nothing can be known without searching)")
     table = Table(box=None)
     for column in ("", "before", "after", "change"):
@@ -129,10 +154,11 @@ def run_collapse(
     *,
     steps: int | None = None,
     fresh: bool = False,
+    resume: bool = False,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
     """GRPO without and with LLDS under settings in which plain GRPO falls; both arms run at the same time, a
-    core each."""
+    core each. resume: arms that are there go on, or are done."""
     console = console or Console()
     console.print(
         "Two arms for each seed, equal but for algorithm.llds.lambda (0 and 0.5). What to expect: with LLDS "
@@ -143,7 +169,7 @@ def run_collapse(
     for seed in seeds:
         files = prepared(console, folder / "lab", seed, fresh)
         configs = {
-            arm: fresh_config(
+            arm: (parse_config if resume else fresh_config)(
                 collapse_config(
                     files,
                     folder=folder,
@@ -155,7 +181,11 @@ def run_collapse(
             )
             for arm, value in ARMS.items()
         }
-        run_arms(console, folder, configs)
+        try:
+            run_arms(console, folder, configs, resume=resume)
+        except signals.Stopped as e:
+            command = resume_command(folder, seeds[0], steps, collapse=True, seeds=len(seeds))
+            raise signals.Stopped(e.number, f"go on with {command}") from None
         folders += [c.run_dir for c in configs.values()]
         rows += [arm_result(c.run_dir, arm, seed) for arm, c in configs.items()]
         write_report(folders, folder / "collapse.html")
@@ -165,7 +195,7 @@ def run_collapse(
     return rows
 
 
-def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None:
+def run_arms(console: Console, folder: Path, configs: dict[str, Config], *, resume: bool = False) -> None:
     """Run the arms as processes of their own, and show their steps and rewards while they run.
 
     Raises UnspiralError as soon as one ends badly, Stopped after SIGINT or SIGTERM; the others are ended
@@ -185,6 +215,7 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None
             write_atomically(file, dump_config(config))
             with open(folder / f"{config.run.name}.log", "wb") as log:
                 command = [sys.executable, "-m", "trainer", "train", "--config", str(file)]
+                command += ["--resume", "latest"] if resume else []
                 processes[arm] = subprocess.Popen(
                     command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"RAY_ADDRESS": ""}
                 )

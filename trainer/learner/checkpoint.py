@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.files import move, put_folder, readable_as_usual, sync
+from services.common.files import hints, move, put_folder, readable_as_usual, sync
 from services.common.runs.paths import BEST, LATEST, METRICS, is_run, near_run, newest_run, run_folder
 from trainer.learner.model.lora import merge
 from trainer.learner.model.model_identity import weights_digest
@@ -398,9 +398,11 @@ def export_checkpoint(checkpoint: str | Path, out: str | Path) -> Path:
     about = json.loads((checkpoint / "learner.json").read_text())
     read = TensorReader(checkpoint / "weights")
     dtype = getattr(torch, about["dtype"])
-    with exported(
-        out, checkpoint / "model", dtype=about["dtype"], about={"optimiser_steps": about["optimiser_steps"]}
-    ) as writer:
+    description = {"optimiser_steps": about["optimiser_steps"]}
+    identity = hints(checkpoint / STATE).get("identity")
+    if isinstance(identity, dict) and identity.get("asked"):  # earlier versions kept none
+        description["asked"] = identity["asked"]
+    with exported(out, checkpoint / "model", dtype=about["dtype"], about=description) as writer:
         for name, weight in _whole_weights(read, about.get("lora")):
             writer.add(name, weight.to(dtype))
     return out

@@ -223,9 +223,10 @@ class LearnerGroup:
         Raises UserError for a checkpoint that is torn or of another model."""
         return self._results([h.load(str(path)) for h in self._running()])[0]
 
-    def export_hf(self, path: str | Path) -> None:
-        """The policy as a plain Hugging Face folder with its tokenizer."""
-        self._results([h.export_hf(str(path)) for h in self._running()])
+    def export_hf(self, path: str | Path, asked: dict[str, Any] | None = None) -> None:
+        """The policy as a plain Hugging Face folder with its tokenizer. asked: `how_asked`, for its
+        description."""
+        self._results([h.export_hf(str(path), asked) for h in self._running()])
 
     # Talking to the ranks
 

@@ -92,8 +92,8 @@ class RankHandle:
     def load(self, path: str) -> Pending[dict[str, Any]]:
         return self._pending(self.actor.load.remote(path), "load")
 
-    def export_hf(self, path: str) -> Pending[None]:
-        return self._pending(self.actor.export_hf.remote(path), "export")
+    def export_hf(self, path: str, asked: dict[str, Any] | None) -> Pending[None]:
+        return self._pending(self.actor.export_hf.remote(path, asked), "export")
 
     def shutdown(self) -> Pending[None]:
         return self._pending(self.actor.shutdown.remote(), "shut down")

@@ -81,11 +81,12 @@ class RankWeights:
                 self.publisher = make_publisher(self.config.weight_sync)
             return self.publisher.publish(weights, version)
 
-    def export_hf(self, path: str) -> None:
-        """The policy in the compute dtype as a Hugging Face folder."""
+    def export_hf(self, path: str, asked: dict[str, Any] | None = None) -> None:
+        """The policy in the compute dtype as a Hugging Face folder. asked: how it is asked, for its
+        description."""
         with _all_of(self.engine.iter_weights(2**28)) as weights:
             if self.rank == 0:
-                about = {"optimiser_steps": self.optimiser_steps}
+                about = {"optimiser_steps": self.optimiser_steps} | ({"asked": asked} if asked else {})
                 with checkpoint.exported(
                     Path(path), self.model_path, dtype=self._dtype_name, about=about
                 ) as writer:

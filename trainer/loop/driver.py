@@ -337,4 +337,5 @@ class Driver(RunState):
         folder.cut_after(self.step)
         self.updates.restore(folder.metrics_path, self.step)
         drop_after(folder.path, self.step)
-        folder.event("resume", step=self.step, attempt=self.attempt)
+        earlier = round(folder.earlier_seconds, 1)
+        folder.event("resume", step=self.step, attempt=self.attempt, earlier_seconds=earlier)

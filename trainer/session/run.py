@@ -19,12 +19,14 @@ from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.cursor import PromptCursor
 from trainer.learner.checkpoint import find, latest, step_of
+from trainer.learner.model.asked import unlike
 from trainer.loop.driver import Driver
 from trainer.loop.run.progress import Progress
 from trainer.loop.run.run_folder import RunFolder
 from trainer.session.about import about_run, described
 from trainer.session.control import announced, served
 from trainer.session.on_ray.watch import RayLost, leave_without_ray, ray_watched
+from trainer.session.nothing_left import ended_already, why_nothing_is_left
 from trainer.session.output import complain, non_blocking
 from trainer.session.own_parts import OwnParts, load_parts
 from trainer.session.preflight.retrievers import check_retrievers
@@ -51,9 +53,7 @@ def checkpoint_of(resume: str, folder: Path) -> Path | None:
         near = near_run(Path(resume))
         raise UserError(f"--resume {resume}: no such checkpoint folder{near}; accepted: {accepted}")
     found = find(resume)
-    mine = [place.resolve() for place in (folder, folder / "checkpoints")]  # either may be a link
-    lies_in = found.absolute().parent.resolve()
-    own = None if any(map(lies_in.is_relative_to, mine)) else latest(folder, checksums=False)
+    own = None if lies_in(found, folder) else latest(folder, checksums=False)
     if own:
         raise UserError(
             f"run.name: {folder} holds a run already, at step {step_of(own)}, "
@@ -61,6 +61,12 @@ def checkpoint_of(resume: str, folder: Path) -> Path | None:
             "choose another run.name, or go on with that run by --resume latest"
         )
     return found
+
+
+def lies_in(checkpoint: Path, run: Path) -> bool:
+    """Whether it is one of this run's."""
+    mine = [place.resolve() for place in (run, run / "checkpoints")]  # either may be a link
+    return any(map(checkpoint.absolute().parent.resolve().is_relative_to, mine))
 
 
 def begins_anew(folder: Path) -> list[str]:
@@ -108,14 +114,20 @@ def train(
         with signals.raised():
             resumed = go_on_from(checkpoint, config, models.resolve(config.model.path), allowed)
             require_same_questions(resumed, config)
+    console = console or Console()
+    progress = Progress(config.trainer.steps, console)
+    if resumed and (why := why_nothing_is_left(resumed, config)):
+        if not lies_in(resumed.checkpoint, folder.path):
+            raise UserError(f"--resume {resume}: {why}")
+        for line in (*resumed.lines, why):
+            progress.say(line)
+        return ended_already(folder, resumed, config, progress.say)
     check_retrievers(config)
     own = load_parts(config)  # before there is a folder, which would be listed as a run
     again = resume is not None and folder.begun()
     folder.open(resume=resume is not None)
     began = time.monotonic()
     driver_box: list[Driver] = []
-    console = console or Console()
-    progress = Progress(config.trainer.steps, console)
     with non_blocking(console):
         try:
             with progress:
@@ -127,7 +139,7 @@ def train(
                 # A warm start or conversion takes minutes, and would keep an event loop from hearing signals.
                 with signals.raised():
                     model = models.resolve(config.model.path)
-                for line in resumed.lines if resumed else ():
+                for line in resumed.lines if resumed else filter(None, [unlike(model, config.rollout)]):
                     progress.say(line)
                 summary = asyncio.run(
                     _train(config, model, folder, own, resumed, again, progress, driver_box, code or {})
@@ -145,6 +157,15 @@ def train(
             raise
         finally:
             folder.close()
+
+
+def kept_so_far(folder: RunFolder, driver: Driver | None = None) -> str:
+    """What a run keeps whose step is cut short now."""
+    kept = latest(folder.path, checksums=False)
+    step = step_of(kept) if kept else 0
+    if driver is not None and driver.checkpointable:  # the learner has the weights of that step
+        step = max(step, driver.step)
+    return f"the run keeps its steps up to {step}" if step else "the run keeps no step yet"
 
 
 def what_is_left(folder: RunFolder, driver: Driver | None = None) -> str:
@@ -180,7 +201,8 @@ async def _train(
     loop = asyncio.get_running_loop()
     began = time.monotonic()
     first: list[BaseException] = []
-    with StopSignals(progress.say) as stop:
+    grace = config.trainer.stop_grace_seconds
+    with StopSignals(progress.say, grace, lambda: kept_so_far(folder, *box)) as stop:
         try:
             async with (
                 served(config, folder.path, progress.say) as control,
@@ -275,7 +297,10 @@ def _leave_without_ray(lost: RayLost, driver: Driver, began: float | None) -> No
 def _finish(
     folder: RunFolder, summary: dict[str, Any], began: float, exit_code: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    summary |= {"seconds": round(time.monotonic() - began, 1), "exit": exit_code}
+    seconds = round(time.monotonic() - began, 1)
+    summary |= {"seconds": round(folder.earlier_seconds + seconds, 1), "exit": exit_code}
+    if folder.earlier_seconds:
+        summary["last_part_seconds"] = seconds
     # Of a run that ended well it is the outcome; otherwise it must not hide why the run ended.
     with _warned(say, "no summary was written") if exit_code else nullcontext():
         folder.summary(summary)

@@ -20,7 +20,9 @@ from services.common.processes import signals
 from trainer.session import output
 
 STEP_GRACE_SECONDS = 60.0
-"""Longest wait for the step in hand after the first signal."""
+"""Longest wait for the step in hand after the first signal, where none is given."""
+GRACE = "trainer.stop_grace_seconds"
+"""The setting that gives it."""
 LEAVE_SECONDS = 90.0
 """Longest wait for a clean end once the run is cut short; then the process exits without one."""
 
@@ -28,8 +30,17 @@ LEAVE_SECONDS = 90.0
 class StopSignals:
     """Listens, as a context inside a running event loop, on behalf of the task that enters it."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        grace_seconds: float | None = None,
+        kept: Callable[[], str] = lambda: "",
+    ) -> None:
+        """grace_seconds: longest wait for the step in hand after the first signal. kept: says what a run
+        keeps whose step is cut short."""
         self.say = say
+        self.grace_seconds = STEP_GRACE_SECONDS if grace_seconds is None else grace_seconds
+        self.kept = kept
         self.number: int | None = None
         """The first signal that came."""
         self.error: Exception | None = None
@@ -59,7 +70,7 @@ class StopSignals:
 
     @contextmanager
     def step_in_hand(self) -> Iterator[None]:
-        """Inside, the first signal waits for the end, STEP_GRACE_SECONDS at most."""
+        """Inside, the first signal waits for the end, `grace_seconds` at most."""
         self._in_step = True
         try:
             yield
@@ -94,11 +105,12 @@ class StopSignals:
         if first and self._saving:
             self.say(f"{name}: saving the last steps; a second signal stops at once")
         elif first and self._in_step:
+            kept = self.kept()
             self.say(
-                f"{name}: finishing this step, for {STEP_GRACE_SECONDS:g} s at most; a second signal stops "
-                "at once"
+                f"{name}: finishing this step, for {self.grace_seconds:g} s at most ({GRACE}); "
+                f"{kept and f'cut short then, {kept}; '}a second signal stops at once"
             )
-            self._end_step_within(STEP_GRACE_SECONDS)
+            self._end_step_within(self.grace_seconds, GRACE)
         else:
             self.say(f"{name}: stopping")
             self._cancel()
@@ -130,19 +142,20 @@ class StopSignals:
         if self.number is not None:
             raise signals.Stopped(self.number)
 
-    def _end_step_within(self, seconds: float) -> None:
-        """The step in hand has so many seconds, or fewer where it was given fewer before."""
+    def _end_step_within(self, seconds: float, key: str = "") -> None:
+        """The step in hand has so many seconds, by a setting, or fewer where it was given fewer before."""
         over = self._loop.time() + seconds
         if self._timer is not None:
             if self._timer.when() <= over:
                 return
             self._timer.cancel()  # a timer that outlives its step would cut what comes after
-        self._timer = self._loop.call_at(over, self._end_of_grace, seconds)
+        self._timer = self._loop.call_at(over, self._end_of_grace, seconds, key)
 
-    def _end_of_grace(self, seconds: float) -> None:
+    def _end_of_grace(self, seconds: float, key: str) -> None:
         self._timer = None
         if not self._saving:  # the step is done then, and ends with what saves it
-            self.say(f"the step is not done after {seconds:g} s: stopping")
+            longer = f" ({key} gives it more)" if key else ""
+            self.say(f"the step is not done after {seconds:g} s: stopping{longer}")
             self._cancel()
 
     def _cancel(self) -> None:

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from services.common.errors import EnvironmentLacks
 from services.common.http.connections import Config, Limits
 from services.common.processes import signals
+from services.common.processes.patience import Patience
 
 BACKLOG = 2048
 Assembled = Callable[[ExitStack], tuple[FastAPI, socket.socket]]
@@ -136,6 +137,7 @@ def run_in_thread(
 ) -> RunningServer:
     """Assemble a service, run it in a thread, and return once it answers and `is_ready` says so.
 
+    timeout_seconds: time without progress counts by the clock, other time by what this process used of it.
     Raises EnvironmentLacks, and what assembling and `is_ready` raise.
     """
     manner = manner or Manner()
@@ -150,11 +152,13 @@ def run_in_thread(
         undo.pop_all()
         undo.callback(running.stop)  # which closes the parts too
         thread.start()
-        deadline = time.monotonic() + timeout_seconds
+        patience = Patience(timeout_seconds, time.process_time)
         while not (server.started and is_ready()):
-            if not thread.is_alive() or time.monotonic() > deadline:
-                raise EnvironmentLacks(f"{what} at {running.url}: not up within {timeout_seconds:g} s")
-            time.sleep(0.01)
+            if not thread.is_alive() or patience.over():
+                raise EnvironmentLacks(
+                    f"{what} at {running.url}: not up within {timeout_seconds:g} s{patience}"
+                )
+            time.sleep(0.02)
         undo.pop_all()
     return running
 

@@ -1,7 +1,8 @@
 """From what a user names to an agent: a run's checkpoint with the settings that it was trained under, or a
 model's folder.
 
-A checkpoint holds the settings of its run, so one that was copied elsewhere knows its template too.
+A checkpoint holds the settings of its run, and an exported model those of its rollouts, so one that was
+copied elsewhere knows its template too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from services.common.runs.paths import is_run
 from trainer.config.schema import Config, load_config, override, parse_config
 from trainer.data import models
 from trainer.learner.checkpoint import export_checkpoint, find
+from trainer.learner.model.asked import kept_in, unlike
 
 if TYPE_CHECKING:
     from retriever_service.http import launch as retriever
@@ -52,10 +54,15 @@ class Named:
 def named(given: str, overrides: list[str]) -> Named:
     """The checkpoint, run or model of this name. Raises UserError."""
     if given in models.KNOWN or ":" in given or (Path(given) / "config.json").is_file():
-        raw = {"model": {"path": given}, "data": {"train": "none"}, "retriever": {"url": "http://none"}}
+        model = models.resolve(given)
+        raw = {
+            "model": {"path": given},
+            "data": {"train": "none"},
+            "retriever": {"url": "http://none"},
+            "rollout": kept_in(model),
+        }
         override(raw, overrides)
-        config = parse_config(raw)
-        return Named(Path(given).name, config, None, models.resolve(given), None)
+        return Named(Path(given).name, parse_config(raw), None, model, None)
     checkpoint = find(given)
     parents = checkpoint.absolute().parents[:2]
     run = next((folder for folder in parents if is_run(folder)), None)
@@ -101,6 +108,8 @@ def agent_spec(
         say(f"weights of {source.checkpoint}")
         model = export_checkpoint(source.checkpoint, Path(folder) / "model")
     assert model is not None  # one of both is set
+    if line := unlike(model, source.config.rollout, task=True):
+        say(line)
     url = retriever_url(source, retriever_given, parts, say)
     config = source.config
     return AgentSpec(

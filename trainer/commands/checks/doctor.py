@@ -46,6 +46,7 @@ LOOKED_AT = 1000
 """Rows of a question file that are read."""
 NAMES = 24
 """Columns for the name of a finding; a longer one pushes its line."""
+LEFT_BEHIND = "left behind"
 Check = Callable[[], Iterator[Finding]]
 
 PORTS = {8000: "retriever", 8100: "likelihood", 8200: "control plane", 8265: "Ray's dashboard"}
@@ -158,14 +159,14 @@ def check_leftovers(run_folders: list[Path], clean: bool) -> Iterator[Finding]:
     """Remains of killed runs; with `clean`, they are removed."""
     for leftover in find_leftovers(run_folders):
         if not clean:
-            yield Finding("left behind", "note", leftover.what, "unspiral doctor --clean removes it")
+            yield Finding(LEFT_BEHIND, "note", leftover.what, "unspiral doctor --clean removes it")
             continue
         try:
             leftover.remove()
         except (OSError, psutil.Error) as e:
-            yield Finding("left behind", "bad", leftover.what, f"cannot be removed: {e}")
+            yield Finding(LEFT_BEHIND, "bad", leftover.what, f"cannot be removed: {e}")
         else:
-            yield Finding("left behind", "good", f"removed: {leftover.what}")
+            yield Finding(LEFT_BEHIND, "good", f"removed: {leftover.what}")
 
 
 def check_ports() -> Iterator[Finding]:
@@ -316,24 +317,28 @@ def run_doctor(
     clean: bool = False,
     overrides: Sequence[str] = (),
     as_json: bool = False,
+    whole: bool = False,
 ) -> int:
     """Print the table of findings. Returns 3 where one is bad, otherwise 0.
 
-    path: a configuration, whose needs are checked too, with `overrides` (KEY=VALUE). clean: remove the
-    remains of dead runs. as_json: print `ready`, `verdict` and `findings` instead. Raises UserError before
-    all checks where the configuration is wrong.
+    path: a configuration, whose needs are checked too, and told first, with `overrides` (KEY=VALUE). Of the
+    machine it then prints what is not well alone, unless `whole`. clean: remove the remains of dead runs.
+    as_json: print `ready`, `verdict` and all `findings` instead. Raises UserError before all checks where the
+    configuration is wrong.
     """
     if overrides and not path:
         raise UserError(f"doctor: {' '.join(overrides)} changes a configuration; give it by --config FILE")
     config = load_config(path, overrides) if path else None
-    findings = [finding for check in checks_of(role) for finding in check()]
+    asked = (
+        [*check_config(path, config), *check_parts(config), *check_leak(config)] if path and config else []
+    )
+    machine = [finding for check in checks_of(role) for finding in check()]
     if role == "workstation" or clean:
         host = config.control.host if config else os.environ.get("UNSPIRAL_CONTROL_HOST", "127.0.0.1")
         folders = {Path("runs"), *([Path(config.run.dir)] if config else [])}
-        findings += check_listeners(host)
-        findings += check_leftovers(sorted(folders), clean)
-    if path and config:
-        findings += [*check_config(path, config), *check_parts(config), *check_leak(config)]
+        machine += check_listeners(host)
+        machine += check_leftovers(sorted(folders), clean)
+    findings = asked + machine
     ready = all(finding.level != "bad" for finding in findings)
     last = verdict(findings, path, overrides) if role == "workstation" else None
     console = console or Console()
@@ -341,10 +346,17 @@ def run_doctor(
         told = [asdict(finding) | {"advice": typed(finding.advice)} for finding in findings]
         console.print_json(data={"ready": ready, "verdict": last and typed(last), "findings": told})
         return 0 if ready else 3
-    show(findings, console)
+    show(asked + folded(machine) if asked and not whole else findings, console)
     if last is not None:
         console.print(typed(last), soft_wrap=True, markup=False, highlight=False)
     return 0 if ready else 3
+
+
+def folded(machine: list[Finding]) -> list[Finding]:
+    """What is not well, and what was removed; a line counts the rest."""
+    told = [finding for finding in machine if finding.level != "good" or finding.what == LEFT_BEHIND]
+    rest = len(machine) - len(told)
+    return [*told, Finding("machine", "good", f"{counted(rest, 'more check')}, all well: --all")]
 
 
 def show(findings: list[Finding], console: Console) -> None:
@@ -399,7 +411,12 @@ def doctor(
         bool, typer.Option("--clean", help="Remove what killed runs have left on this machine.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Findings and verdict as JSON.")] = False,
+    whole: Annotated[
+        bool, typer.Option("--all", "-v", help="With --config: the machine's checks that are well, too.")
+    ] = False,
 ) -> None:
     """Check Python, packages, GPUs, Ray, listeners, ports, Redis, load, threads, memory and disk; say what to
     do. With --config also its files, services and questions, and parts of your own, in seconds."""
-    raise typer.Exit(run_doctor(config, role=role, clean=clean, overrides=overrides or [], as_json=as_json))
+    raise typer.Exit(
+        run_doctor(config, role=role, clean=clean, overrides=overrides or [], as_json=as_json, whole=whole)
+    )

@@ -21,6 +21,7 @@ from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.checks.overlap import repeated
 from trainer.data.questions import load_questions, parsed
+from trainer.learner.model.asked import unlike
 from trainer.rewards import Reward
 from trainer.session.own_parts import parts_of
 
@@ -49,6 +50,9 @@ def check_parts(config: Config) -> Iterator[Finding]:
             yield Finding(part.key, "good", f"{part.value}: loaded")
     if not bad:
         yield _prompts(config)
+    folder = _model_here(config.model.path)
+    if folder is not None and (line := unlike(folder, config.rollout)):
+        yield Finding("model.path", "note", config.model.path, line.removeprefix("warning: "))
 
 
 def _prompts(config: Config) -> Finding:

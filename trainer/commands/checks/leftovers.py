@@ -14,12 +14,20 @@ from pathlib import Path
 import psutil
 
 from services.common.files import hints, lock
+from services.common.processes.alive import is_alive, started
 from services.common.processes.semaphores import dead_semaphores
 from services.weight_sync.shared_memory import orphans
 
 OWNER_VARIABLE = "UNSPIRAL_LOCAL_RAY"
 """As in services.local_ray, which needs Ray."""
 END_SECONDS = 5.0
+SETTLE_SECONDS = 3.0
+"""Longest wait for processes of a run that has just ended: they are ending too."""
+AGENTS = ("/ray/dashboard/agent.py", "/ray/_private/runtime_env/agent/main.py")
+AGENT_SECONDS = 90.0
+"""Age up to which an agent of Ray ends by itself: a new one looks for its raylet later."""
+BY_THE_CLOCK = 1e9
+"""Start times above are no seconds since the machine was started."""
 
 
 @dataclass(frozen=True)
@@ -41,21 +49,34 @@ def find_leftovers(run_folders: list[Path]) -> list[Leftover]:
 
 
 def _processes() -> Iterator[Leftover]:
-    """Processes of a local Ray whose driver is dead: they carry its process id and start time."""
+    """Processes of a local Ray whose driver is dead: they carry its process id and start time. Those that are
+    ending by themselves are no leftovers."""
+    orphans = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # it has ended, or belongs to another user
             owner = process.environ().get(OWNER_VARIABLE)
-            if owner and not is_running(owner):
-                name = " ".join(process.cmdline()).strip()[:60] or process.name()
-                yield Leftover(f"process {process.pid}, {name}", partial(_end, process))
+            if owner and not is_running(owner) and is_alive(process) and not _ends_by_itself(process):
+                orphans.append(process)
+    for process in psutil.wait_procs(orphans, timeout=SETTLE_SECONDS)[1] if orphans else ():
+        with suppress(psutil.Error):
+            name = " ".join(process.cmdline()).strip()[:60] or process.name()
+            yield Leftover(f"process {process.pid}, {name}", partial(_end, process))
+
+
+def _ends_by_itself(process: psutil.Process) -> bool:
+    """Whether it is an agent of Ray that has not looked for its raylet yet."""
+    is_agent = any(part.endswith(AGENTS) for part in process.cmdline())
+    return is_agent and started(psutil.Process()) - started(process) < AGENT_SECONDS
 
 
 def is_running(owner: str) -> bool:
     """Whether the process of `services.local_ray.owner_mark` is there, and not another of its id."""
-    pid, _, started = owner.partition(":")
+    pid, _, since = owner.partition(":")
     try:
         process = psutil.Process(int(pid))
-        return abs(process.create_time() - float(started)) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return float(since) > BY_THE_CLOCK or abs(started(process) - float(since)) < 0.1
     except psutil.NoSuchProcess:
         return False
     except (ValueError, psutil.Error):

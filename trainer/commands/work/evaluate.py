@@ -21,6 +21,7 @@ from services.contracts import Trajectory
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.learner.checkpoint import export_checkpoint, find
+from trainer.learner.model.asked import unlike
 from trainer.loop.rollouts.held_out import evaluate, with_behaviour
 from trainer.loop.run.progress import duration
 from trainer.loop.run.system import Serving
@@ -168,6 +169,8 @@ def with_weights(
     if checkpoint is None:
         with signals.raised():
             model = models.resolve(config.model.path)
+        if line := unlike(model, config.rollout, task=True):
+            say(line)
         return asyncio.run(heard(model, None))
     with tempfile.TemporaryDirectory(prefix="unspiral-eval-") as folder:
         with signals.raised():

@@ -17,9 +17,10 @@ _MODES = {"": "greedily", "_sampled": "sampled"}
 def run_in_words(summary: Mapping[str, Any]) -> str:
     """The summary of a run: steps, time, phase, the held-out scores that it has with what their noise allows
     to say, and what the reward did."""
-    minutes, seconds = divmod(round(summary.get("seconds") or 0), 60)
+    last = summary.get("last_part_seconds")
+    part = "" if last is None else f" ({_minutes(last)} of it since the run was resumed)"
     lines = [
-        f"{counted(summary.get('steps', 0), 'step')} in {minutes}:{seconds:02}, "
+        f"{counted(summary.get('steps', 0), 'step')} in {_minutes(summary.get('seconds') or 0)}{part}, "
         f"phase {summary.get('phase', 'unknown')}"
     ]
     if waiting := len(summary.get("undecided", ())):
@@ -39,6 +40,11 @@ def run_in_words(summary: Mapping[str, Any]) -> str:
         if apart := _opposite(summary, reward):
             lines.append(apart)
     return "\n".join(lines)
+
+
+def _minutes(seconds: float) -> str:
+    whole, rest = divmod(round(seconds), 60)
+    return f"{whole}:{rest:02}"
 
 
 def change_in_words(before: float, after: float, n: int | None) -> str:

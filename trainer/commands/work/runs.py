@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -281,16 +281,21 @@ def demo(
             "--fresh", help="Make the warm-started model again instead of taking it from the cache."
         ),
     ] = False,
+    resume: Annotated[
+        Literal["latest"] | None,
+        typer.Option(help="Go on with the demo of this --dir and --seed that was stopped."),
+    ] = None,
 ) -> None:
     """Run the whole system on this machine: a tiny model learns to search a made-up encyclopaedia."""
     console = Console()
     with non_blocking(console):
         if collapse:
+            every = list(range(seed, seed + seeds))
             show.run_collapse(
-                folder, list(range(seed, seed + seeds)), steps=steps, fresh=fresh, console=console
+                folder, every, steps=steps, fresh=fresh, resume=resume is not None, console=console
             )
         else:
-            show.run_demo(folder, seed, steps=steps, fresh=fresh, console=console)
+            show.run_demo(folder, seed, steps=steps, fresh=fresh, resume=resume is not None, console=console)
 
 
 def export(

@@ -47,6 +47,7 @@ from trainer.config.schema import Config
 from trainer.data import load_questions, models
 from trainer.learner.checkpoint import may_export_to
 from trainer.learner.group import LearnerGroup
+from trainer.learner.model.asked import how_asked
 from trainer.rewards import normalize
 from trainer.session.on_ray.start import connect_ray, leave_ray
 from trainer.session.on_ray.watch import leave_without_ray, ray_watched
@@ -220,10 +221,12 @@ def train_on(
     return means[0], means[-1]
 
 
-async def write_whole(learner: Any, out: Path, say: Callable[[str], None]) -> None:
+async def write_whole(
+    learner: Any, out: Path, say: Callable[[str], None], asked: dict[str, Any] | None = None
+) -> None:
     """Write the policy to its end, also where a signal cancels the task meanwhile: half a model would be left
     behind, and what was taught be lost for the sake of some seconds."""
-    writing = asyncio.ensure_future(asyncio.to_thread(learner.export_hf, out))
+    writing = asyncio.ensure_future(asyncio.to_thread(learner.export_hf, out, asked))
     try:
         await asyncio.shield(writing)
     except asyncio.CancelledError:
@@ -298,7 +301,7 @@ def run_warm_start(
             first, last = await asyncio.to_thread(
                 train_on, learner, demonstrations, batch=batch, epochs=epochs, seed=config.seed, say=say
             )
-            await write_whole(learner, out, say)
+            await write_whole(learner, out, say, how_asked(config.rollout, model))
             return {
                 "demonstrations": len(demonstrations),
                 "steps": steps,

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from services.common.errors import UserError
 from services.common.files import (
     append_json,
+    hints,
     json_lines,
     keep_json_lines,
     lock,
@@ -45,6 +46,8 @@ class RunFolder:
     def __init__(self, config: Config) -> None:
         self.path = config.run_dir
         self.config = config
+        self.earlier_seconds = 0.0
+        """What the run took before this process, in all its parts."""
         self._lock: TextIO | None = None
         self._made = False
 
@@ -67,6 +70,7 @@ class RunFolder:
                 "--resume latest"
             )
         keep_json_lines(self.path / "events.jsonl", lambda event: True)
+        self.earlier_seconds = self._seconds_so_far()
         write_atomically(self.path / "config.yaml", dump_config(self.config, secrets=False))
         (self.path / "summary.json").unlink(missing_ok=True)  # the end of an earlier attempt
 
@@ -152,6 +156,19 @@ class RunFolder:
         counts too."""
         events = json_lines(self.path / "events.jsonl")
         return max((event["attempt"] for event in events if event.get("event") == "resume"), default=0)
+
+    def _seconds_so_far(self) -> float:
+        """Seconds of all parts so far, by the summary of the last one. One that was killed wrote none: what
+        its own steps took then stands for it."""
+        told = hints(self.path / "summary.json").get("seconds")
+        if isinstance(told, int | float):
+            return float(told)
+        begun = [e for e in json_lines(self.path / "events.jsonl") if e.get("event") == "resume"]
+        earlier = begun[-1].get("earlier_seconds", 0.0) if begun else 0.0
+        # A part that has lost its learner, or was rolled back, is told once more each time.
+        first = min((e["step"] for e in begun if e.get("earlier_seconds", 0.0) == earlier), default=0)
+        steps = [m for m in json_lines(self.metrics_path) if m.get("step", 0) > (first if earlier else 0)]
+        return float(earlier + sum(m.get("time/step") or 0.0 for m in steps))
 
     def cut_after(self, step: int) -> None:
         """Forget the metrics and trajectories of later steps, and torn lines: a resumed run writes them

@@ -211,7 +211,7 @@ GROUPS = (
             "trainer.keep_checkpoints",
             *_keys("trainer", "keep_best", "best_by", "patience"),
             "trainer.max_restores",
-            "trainer.stall_timeout_seconds",
+            *_keys("trainer", "stop_grace_seconds", "stall_timeout_seconds"),
         ),
         "where and for how long",
     ),

@@ -19,6 +19,7 @@ from services.common.errors import UserError
 from services.common.users_files import load_object
 from trainer.config.schema import Config, default_of, without_secrets
 from trainer.learner.checkpoint import fault
+from trainer.learner.model.asked import how_asked
 from trainer.learner.model.model_identity import Difference, describe, differences
 from trainer.session.resuming.groups import GROUPS
 
@@ -45,11 +46,12 @@ class Resumed:
 
 
 def identity_of(config: Config, model: Path) -> dict[str, Any]:
-    """What a checkpoint keeps of its run: `settings`, the configuration by sections, and `model`, the
-    description of its folder."""
+    """What a checkpoint keeps of its run: `settings`, the configuration by sections, `model`, the description
+    of its folder, and `asked`, for exports."""
     return {
         "settings": without_secrets(config.model_dump(mode="json", by_alias=True)),
         "model": describe(model),
+        "asked": how_asked(config.rollout, model),
     }
 
 
