@@ -13,10 +13,10 @@ from rich.text import Text
 
 from services.common.errors import UserError
 from services.common.printing.console import Console
+from services.common.printing.harmless import harmless, in_one_line
 from services.likelihood.microscope.record import SampledTrajectory
 from trainer.commands.look.printing import head_line, show, word_diff
 from trainer.commands.look.stored import STEP, Run, StoredTrajectory, change_of
-from trainer.commands.terminal import harmless, in_one_line
 
 
 def console() -> Console:
