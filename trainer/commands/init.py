@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
+from retriever_service.addresses import check_address
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
@@ -143,12 +144,16 @@ def init(
     """Write a commented configuration that fits the machine, the model and your data."""
     if sum(one is not None for one in (corpus, index, url)) != 1:
         raise UserError("init: give one of --corpus, --index and --url, the passages that the agent searches")
-    if url is not None and not url.startswith(("http://", "https://")):
-        raise UserError(f"--url {url}: expected the address of a retriever, such as http://127.0.0.1:8000")
+    if url is not None:
+        check_address("--url", url, "expected the address of a retriever, such as http://127.0.0.1:8000")
     refuse_to_replace(f"--out {out}", out, overwrite)
     for option, path in (("--data", data), ("--eval", held_out), ("--corpus", corpus), ("--index", index)):
         if path is None:
             continue
+        if not path.strip():  # an unset variable, which would mean the current folder
+            raise UserError(f"{option}: is empty; expected a file or folder")
+        if out.exists() and Path(path).exists() and out.samefile(path):
+            raise UserError(f"--out {out}: is what {option} reads; give another file to write")
         there = Path(path).exists() or is_import_path(path) if option == "--index" else is_there(path)
         if not there:
             raise UserError(f"{option} {path}: no such file or folder")
