@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from services.common.errors import UserError
+from services.common.errors import UnspiralError, UserError
 from services.common.printing.console import Console
 from services.common.printing.harmless import harmless, in_one_line
 from services.likelihood.microscope.record import SampledTrajectory
@@ -41,7 +41,11 @@ def run_show(
         for t in chosen[:limit]:
             print(t.line)
         return
-    tokens = run.tokens(source, group)
+    try:
+        tokens = run.tokens(source, group)
+    except UnspiralError as error:  # the words are there all the same
+        print(f"note: {error}; tokens and what the update did to them are left out", file=sys.stderr)
+        tokens = {}
     for t in chosen[:limit]:
         show(out, run, t, tokens.get(t.uid))
     _say_more(out, len(chosen), limit)
