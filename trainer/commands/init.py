@@ -15,7 +15,7 @@ from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.user_code import is_import_path
 from services.common.printing.commands import typed
-from services.common.users_files import refuse_to_replace
+from services.common.users_files import refuse_to_lose, refuse_to_replace
 from trainer.config.schema import load_config
 from trainer.data.checks.overlap import twins
 from trainer.data.models import is_there, resolve
@@ -152,8 +152,7 @@ def init(
             continue
         if not path.strip():  # an unset variable, which would mean the current folder
             raise UserError(f"{option}: is empty; expected a file or folder")
-        if out.exists() and Path(path).exists() and out.samefile(path):
-            raise UserError(f"--out {out}: is what {option} reads; give another file to write")
+        refuse_to_lose("--out", out, {option: path})
         there = Path(path).exists() or is_import_path(path) if option == "--index" else is_there(path)
         if not there:
             raise UserError(f"{option} {path}: no such file or folder")
