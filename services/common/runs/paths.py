@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import errno
+from collections.abc import Iterable
 from pathlib import Path
 
 from services.common.files import json_lines
 from services.common.names import nearest
+from services.common.users_files import refuse_to_lose
 
 LATEST = "latest"
 RUNS = Path("runs")
@@ -20,6 +22,14 @@ BEST = "best"
 METRICS = "metrics.jsonl"
 FILES = (METRICS, "events.jsonl", "config.yaml")
 """Files of which a run's folder has at least one."""
+
+
+def refuse_to_lose_records(option: str, out: Path, runs: Iterable[Path]) -> None:
+    """Raises UserError where a command would write over what a run has recorded. runs: folders, or files of
+    metrics."""
+    for run in runs:
+        for file in (run, *(run / name for name in (*FILES, "summary.json", "likelihood.db"))):
+            refuse_to_lose(option, out, {"the command": file})
 
 
 def last_step(run: Path) -> int:
