@@ -16,7 +16,7 @@ from services.common.printing.console import Console
 from services.common.printing.harmless import harmless, in_one_line
 from services.likelihood.microscope.record import SampledTrajectory
 from trainer.commands.look.printing import head_line, show, word_diff
-from trainer.commands.look.stored import STEP, Run, StoredTrajectory, change_of
+from trainer.commands.look.stored import Run, StoredTrajectory, change_of, is_step
 
 
 def console() -> Console:
@@ -98,7 +98,7 @@ def run_find(
             print(m.trajectory.line)
             continue
         line = head_line(run, m.trajectory, m.tokens)
-        if not m.trajectory.source.startswith(STEP):
+        if not is_step(m.trajectory.source):
             line = Text.assemble((f"{m.trajectory.source}: ", "dim"), line)
         out.print(line, soft_wrap=True)
     if falls and not matches.count:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -82,6 +83,10 @@ class SQLiteFile:
             yield
         except sqlite3.Error as e:
             raise EnvironmentLacks(f"likelihood store {self.path}: {e}{more}") from e
+        except (ValueError, zlib.error) as e:  # of a record that is no JSON, or no packed JSON, any more
+            raise EnvironmentLacks(
+                f"likelihood store {self.path}: is damaged, a record in it cannot be read{more}"
+            ) from e
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:

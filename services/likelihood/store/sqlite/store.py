@@ -403,7 +403,7 @@ class SQLiteStore(facts.SQLiteFacts, SQLiteEvents, SQLitePrompts):
                 "SELECT step, state FROM monitor WHERE run=? AND step<? ORDER BY step DESC LIMIT 1",
                 (self._id(db, run), before),
             ).fetchone()
-        return (row[0], orjson.loads(row[1])) if row else None
+            return (row[0], orjson.loads(row[1])) if row else None
 
     def alarms(self, run: str) -> list[dict]:
         with self._file.reading() as db:
