@@ -13,7 +13,8 @@ def check_address(what: str, given: str, accepted: str) -> None:
         parts = httpx.URL(given)
     except httpx.InvalidURL as error:
         raise UserError(f"{what} {given!r}: no address ({error}); {accepted}") from None
-    if parts.scheme not in ("http", "https") or not parts.host or parts.query or parts.fragment:
+    of_server = parts.scheme in ("http", "https") and parts.host and not any(map(str.isspace, given))
+    if not of_server or parts.query or parts.fragment:
         raise UserError(f"{what} {given!r}: {accepted}")
     if parts.port is not None and not 0 < parts.port < 65536:
         raise UserError(f"{what} {given!r}: port {parts.port}; {accepted}, PORT from 1 to 65535")

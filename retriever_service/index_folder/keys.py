@@ -9,7 +9,7 @@ from typing import Any
 
 from services.common.errors import UserError
 from services.common.records import plain_name, read_records
-from services.common.records.columns import CONTENTS, IDENTITY, is_missing
+from services.common.records.columns import CONTENTS, IDENTITY, column_of, is_missing, value_at
 
 OPTIONS = "--text-key, --title-key and --id-key (of a run: retriever.text_key, .title_key and .id_key)"
 
@@ -33,14 +33,15 @@ class CorpusKeys:
     def applied(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """The row with the named columns in the place of those that count otherwise; one without a value
         counts as empty."""
-        values = {name: _value(row, key) for name, key in self.given.items()}
-        moved = set(self.given.values())
+        values = {name: value_at(row, key) for name, key in self.given.items()}
+        columns = {column_of(row, key): key for key in self.given.values()}
+        moved = {own for own, key in columns.items() if own and plain_name(own) == plain_name(key)}
         for name, value in values.items():
             others = {"text": CONTENTS, "title": ("title",), "id": IDENTITY}[name]
             kept = {
                 own: held for own, held in row.items() if own not in moved and plain_name(own) not in others
             }
-            row = kept | {self._place(name): value}
+            row = kept | {self._place(name): "" if is_missing(value) else value}
         return row
 
     def _place(self, name: str) -> str:
@@ -58,16 +59,9 @@ class CorpusKeys:
             return
         columns = ", ".join(map(str, first)) or "none"
         for name, key in self.given.items():
-            if key.partition(".")[0] not in first:
+            if column_of(first, key) is None:
                 raise UserError(f"{path}: has no column {key!r}, the {name} key; its columns are {columns}")
 
 
 NO_KEYS = CorpusKeys()
 """Columns by the names of docs/data.md."""
-
-
-def _value(row: Mapping[str, Any], key: str) -> Any:
-    value: Any = row
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return "" if is_missing(value) else value

@@ -40,6 +40,7 @@ from retriever_service.indexing.workplace import (
     useless_removed,
     work_folder,
 )
+from services.common.counting import size_of
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import followed
 from services.common.names import accepted
@@ -302,8 +303,8 @@ def require_disk(work: Path, corpus: Path, postings: float, vector_bytes: int) -
     require_free(
         work,
         round(text * (1 + postings)) + passages * _ROW_BYTES + vectors,
-        f"for the build ({passages:,} passages, {text / 2**30:.1f} GiB of text, {vectors / 2**30:.1f} GiB of "
-        "vectors, estimated)",
+        f"for the build ({passages:,} passages, {size_of(text)} of text, {size_of(vectors)} of vectors, "
+        "estimated)",
     )
 
 
@@ -317,6 +318,4 @@ def require_free(work: Path, needed: int, what: str) -> None:
     )
     free = shutil.disk_usage(work).free + there
     if free < needed:
-        raise EnvironmentLacks(
-            f"disk of {work}: {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} GiB needed {what}"
-        )
+        raise EnvironmentLacks(f"disk of {work}: {size_of(free)} free, about {size_of(needed)} needed {what}")

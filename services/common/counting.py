@@ -6,3 +6,8 @@ from __future__ import annotations
 def counted(number: int, one: str, more: str | None = None) -> str:
     """Such as `1 search`, `2,000 searches`. more: the plural, where it is more than `one` with an s."""
     return f"{number:,} {one if number == 1 else more or one + 's'}"
+
+
+def size_of(number: int) -> str:
+    """Bytes as `2.5 GiB`; below a tenth of one as `16 MiB`, of which a small disk is a matter."""
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 / 10 else f"{number / 2**20:.0f} MiB"

@@ -84,13 +84,17 @@ def status(run: Run = None, url: Url = None, as_json: AsJson = False) -> None:
     """Show what the running system is doing; of a run that has ended, how."""
     place = places.place_of(run or url)
     answer = recorded(place.run) if place.run and not place.answers else ask(RunStatus, "GET", place, STATUS)
+    if place.run and not places.is_of(place.run, answer):
+        answer = recorded(place.run)
     typer.echo(answer.model_dump_json(indent=1)) if as_json else show(answer)
 
 
 @workers_app.command("list")
 def list_workers(run: Run = None, url: Url = None, as_json: AsJson = False) -> None:
     """List the rollout workers."""
-    answer = ask(RunStatus, "GET", places.place_of(run or url), STATUS)
+    place = places.place_of(run or url)
+    answer = ask(RunStatus, "GET", place, STATUS)
+    _check_run(place, answer)
     if as_json:
         typer.echo(json.dumps([w.model_dump() for w in answer.workers], indent=1))
     else:
@@ -141,7 +145,18 @@ def act(given: str | None, path: str, body: Any = None) -> None:
     place = places.place_of(given)
     if place.chosen:
         typer.echo(f"run: {place.chosen}", err=True)
+    if place.run and place.url:
+        _check_run(place, ask(RunStatus, "GET", place, STATUS))
     typer.echo(ask(Done, "POST", place, path, body).text)
+
+
+def _check_run(place: Place, status: RunStatus) -> None:
+    """Raises UserError where the answer is another run's than the one that was named."""
+    if place.run and not places.is_of(place.run, status):
+        raise UserError(
+            f"{place.run}: {place.url}, which its control.json names, is that of run {status.run} in "
+            f"{status.folder} by now; of this one no end was recorded"
+        )
 
 
 def ask(kind: type[A], method: str, place: Place, path: str, body: Any = None) -> A:

@@ -13,6 +13,7 @@ from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import hints, holder_of
 from services.common.runs.ends import RUNNING, state_of
 from services.common.runs.paths import RUNS, is_run, last_step, no_run_in, run_folder, written_at
+from services.control.records import RunStatus
 
 ACCEPTED = "RUN is a run's folder, its name in runs/, latest, or an address such as http://127.0.0.1:8200"
 
@@ -69,6 +70,17 @@ def place_of(given: str | None) -> Place:
     if not is_run(run):
         raise UserError(f"{given}: {no_run_in(run)}; {ACCEPTED}")
     return Place(_address(run), run)
+
+
+def is_of(run: Path, status: RunStatus) -> bool:
+    """Whether a control plane's answer is of this run. The address in a killed run's folder may be another
+    run's by now: of a process that got its number, or of this host, where the file was written on another."""
+    about = hints(run / "control.json")
+    if status.folder is None or status.run is None:
+        return True
+    if Path(status.folder).exists():
+        return Path(status.folder).samefile(run)
+    return status.run == about.get("run", status.run)  # a container has other paths
 
 
 def _running_one(runs: Path = RUNS) -> Place:

@@ -16,7 +16,7 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.names import accepted
 from services.common.printing.commands import typed
-from services.common.runs.paths import LATEST, run_folder
+from services.common.runs.paths import LATEST, refuse_to_lose_records, run_folder
 from services.likelihood.exports import mirrors, upkeep
 from services.likelihood.exports.doubts import doubts
 from services.likelihood.exports.report import write_report
@@ -114,6 +114,8 @@ def report(
     found = [run_folder(run) for run in runs]
     first = found[0] if found[0].is_dir() else found[0].parent
     name = "paper.html" if paper else "report.html"
+    if out is not None:
+        refuse_to_lose_records("--out", out, found)
     typer.echo(write_report(found, out or first / name, paper=paper))
     for run in found:
         if not read_run(run).metrics:

@@ -8,10 +8,10 @@ import pytest
 from command_line import run  # noqa: F401
 from microscope_world import DOCUMENT, SHARED, trajectory
 
+from services.common.printing.harmless import harmless, in_one_line
 from services.likelihood.microscope.record import SampledTrajectory
 from services.likelihood.records import StepRecord
 from services.likelihood.store.sqlite.store import SQLiteStore
-from trainer.commands.terminal import harmless, in_one_line
 
 QUESTION = "Who founded Arl?"
 SEARCH = "".join(SHARED)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.common.counting import counted
+from services.common.counting import counted, size_of
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,8 @@ from services.common.counting import counted
 )
 def test_a_number_goes_with_its_word(number, words, said):
     assert counted(number, *words) == said
+
+
+def test_a_size_is_said_in_a_unit_that_shows_it():
+    sizes = (0, 1 << 20, 99 << 20, 1 << 27, 1 << 30, 5 << 29)
+    assert [*map(size_of, sizes)] == ["0 MiB", "1 MiB", "99 MiB", "0.1 GiB", "1.0 GiB", "2.5 GiB"]

@@ -144,8 +144,12 @@ def test_a_running_retriever_is_named_by_its_address(run, files, tmp_path):
     assert status == 0, err
     config = load_config(tmp_path / "unspiral.yaml")
     assert (config.retriever.url, config.retriever.corpus) == ("http://127.0.0.1:8000", None)
-    status, _, err = run("init", *files[:4], "--url", "here", "--overwrite")
-    assert status == 2 and err.startswith("unspiral: --url here: expected the address of a retriever")
+    for wrong in ("here", "http://", "ftp://a", "http://a:99999", "http://a b:8000", "", "http://a?b"):
+        (tmp_path / "unspiral.yaml").unlink(missing_ok=True)
+        status, _, err = run("init", *files[:4], "--url", wrong)
+        assert status == 2 and err.startswith(f"unspiral: --url {wrong!r}: ") and err.count("\n") == 1
+        assert "expected the address of a retriever, such as http://127.0.0.1:8000" in err
+        assert not (tmp_path / "unspiral.yaml").exists()
 
 
 def test_overwrite_replaces_the_file_that_is_there(run, files, tmp_path):
@@ -153,6 +157,28 @@ def test_overwrite_replaces_the_file_that_is_there(run, files, tmp_path):
     assert run("init", *files)[0] == 2 and (tmp_path / "unspiral.yaml").read_text() == "mine"
     assert run("init", *files, "--overwrite")[0] == 0
     assert (tmp_path / "unspiral.yaml").read_text().startswith("# Made by `unspiral init`")
+
+
+@pytest.mark.parametrize("option", ["--data", "--eval", "--corpus"])
+def test_overwrite_replaces_nothing_that_the_configuration_would_read(run, files, tmp_path, option):
+    (tmp_path / "here.jsonl").write_text("mine")
+    (tmp_path / "link.yaml").symlink_to("here.jsonl")
+    given = dict(zip(files[::2], files[1::2], strict=True)) | {option: "here.jsonl"}
+    words = [word for pair in given.items() for word in pair]
+    for out in ("here.jsonl", "link.yaml"):
+        expected = f"unspiral: --out {out}: is what {option} reads; give another file to write\n"
+        assert run("init", *words, "--out", out, "--overwrite") == (2, "", expected)
+    assert (tmp_path / "here.jsonl").read_text() == "mine"
+
+
+@pytest.mark.parametrize("option", ["--data", "--eval", "--corpus", "--index"])
+def test_an_empty_value_is_not_the_current_folder(run, files, tmp_path, option):
+    given = dict(zip(files[::2], files[1::2], strict=True)) | {option: ""}
+    if option == "--index":
+        del given["--corpus"]
+    words = [word for pair in given.items() for word in pair]
+    assert run("init", *words) == (2, "", f"unspiral: {option}: is empty; expected a file or folder\n")
+    assert not (tmp_path / "unspiral.yaml").exists()
 
 
 QWEN_7B = {

@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
+from retriever_service.addresses import check_address
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.user_code import is_import_path
 from services.common.printing.commands import typed
-from services.common.users_files import refuse_to_replace
+from services.common.users_files import refuse_to_lose, refuse_to_replace
 from trainer.config.schema import load_config
 from trainer.data.checks.overlap import twins
 from trainer.data.models import is_there, resolve
@@ -144,12 +145,15 @@ def init(
     """Write a commented configuration that fits the machine, the model and your data."""
     if sum(one is not None for one in (corpus, index, url)) != 1:
         raise UserError("init: give one of --corpus, --index and --url, the passages that the agent searches")
-    if url is not None and not url.startswith(("http://", "https://")):
-        raise UserError(f"--url {url}: expected the address of a retriever, such as http://127.0.0.1:8000")
+    if url is not None:
+        check_address("--url", url, "expected the address of a retriever, such as http://127.0.0.1:8000")
     refuse_to_replace(f"--out {out}", out, overwrite)
     for option, path in (("--data", data), ("--eval", held_out), ("--corpus", corpus), ("--index", index)):
         if path is None:
             continue
+        if not path.strip():  # an unset variable, which would mean the current folder
+            raise UserError(f"{option}: is empty; expected a file or folder")
+        refuse_to_lose("--out", out, {option: path})
         there = Path(path).exists() or is_import_path(path) if option == "--index" else is_there(path)
         if not there:
             raise UserError(f"{option} {path}: no such file or folder")

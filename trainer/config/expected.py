@@ -19,6 +19,8 @@ _BOUNDS = {
     "less_than_equal": ("at most", "le"),
     "less_than": ("below", "lt"),
 }
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+_PATTERNS = {_NAME: "expected letters, digits, dot, dash and underscore, a letter or digit first"}
 _PYDANTIC = "Input should be "
 
 
@@ -30,6 +32,10 @@ def expected(error: Mapping[str, Any]) -> str:
         return f"expected {word} {context[key]:g}"
     if (name := kind.partition("_")[0]) in _KINDS and kind.endswith(("_type", "_parsing", "_from_float")):
         return f"expected {_KINDS[name]}"
+    if kind == "string_pattern_mismatch":
+        return _PATTERNS.get(context["pattern"], f"expected text of the pattern {context['pattern']}")
+    if kind == "string_too_long":
+        return f"expected at most {context['max_length']} characters"
     message: str = error["msg"].removeprefix("Value error, ")
     if message.startswith(_PYDANTIC):
         return f"expected {message.removeprefix(_PYDANTIC)}"

@@ -35,6 +35,7 @@ from trainer.config.aliases import meant_by
 from trainer.config.expected import expected
 from trainer.config.held_out_scores import BestBy
 from trainer.config.learner import LearnerSettings
+from trainer.config.run_name import RunName
 from trainer.config.yaml_file import read_sections
 from trainer.rewards import ACCEPTED, is_kind
 
@@ -42,7 +43,7 @@ from trainer.rewards import ACCEPTED, is_kind
 class RunSettings(Settings):
     """The folder of a run, `dir/name`."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)
+    name: RunName = "run"
     """Name of the run; letters, digits, dot, dash and underscore."""
     dir: str = "runs"
     """Folder of all runs."""

@@ -17,6 +17,7 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.printing.console import Console
+from services.common.printing.harmless import harmless
 from services.common.progress import progress_on
 from services.common.users_files import one_out, refuse_to_replace
 from services.contracts import Question
@@ -162,7 +163,7 @@ def _validate_corpus(path: Path, keys: CorpusKeys = NO_CORPUS_KEYS) -> None:
             path, lambda n: tell("read", min(1.0, n / rows), f"{n:,} passages"), keys
         )
     for line in (*report.problems, *report.notes):
-        typer.echo(line)
+        typer.echo(harmless(line))
     typer.echo(f"{path}: a corpus of {counted(report.passages, 'passage')}")
     if report.numbered and keys:
         typer.echo("its rows have no ids and are numbered from 0; --id-key names a column of ids")
@@ -200,11 +201,6 @@ def _validate_corpus(path: Path, keys: CorpusKeys = NO_CORPUS_KEYS) -> None:
         raise UserError(f"{path}: {'; '.join(wrong)}; `index build --skip-bad` leaves these out")
 
 
-def _printable(text: str) -> str:
-    """The text without what would act on a terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
 def _look_up(path: Path, keys: Keys, index: str | None, topk: int, limit: int, config: Config | None) -> None:
     """Print what the agent would be shown of the first questions, and whether their answers can be found."""
     rows = [
@@ -233,7 +229,7 @@ def _look_up(path: Path, keys: Keys, index: str | None, topk: int, limit: int, c
         for line in coverage.lines(result, index):
             typer.echo(line)
     if shown:
-        typer.echo(f"the first prompt:\n{_printable(shown.shown.first)}")
+        typer.echo(f"the first prompt:\n{harmless(shown.shown.first)}")
         for line in shown.shown.lines():
             typer.echo(line)
 
@@ -269,14 +265,14 @@ def _list_problems(report: Report) -> None:
     for reason, count in report.reasons.most_common(SHOWN_PROBLEMS):
         alike = [line for line in report.problems if line.endswith(f": {reason}")]
         for line in alike[:SHOWN_ALIKE]:
-            typer.echo(line)
+            typer.echo(harmless(line))
         if count > SHOWN_ALIKE:
             typer.echo(f"... and {count - SHOWN_ALIKE:,} more for this reason")
 
 
 def _list(lines: list[str]) -> None:
     for line in lines[:SHOWN_PROBLEMS]:
-        typer.echo(line)
+        typer.echo(harmless(line))
     if len(lines) > SHOWN_PROBLEMS:
         typer.echo(f"... and {len(lines) - SHOWN_PROBLEMS:,} more")
 

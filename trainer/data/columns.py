@@ -18,7 +18,15 @@ from typing import Any
 
 from services.common.errors import UserError
 from services.common.records import field_of, read_records
-from services.common.records.columns import CONTENTS, IDENTITY, QUESTION, is_missing, plain_name
+from services.common.records.columns import (
+    CONTENTS,
+    IDENTITY,
+    QUESTION,
+    column_of,
+    is_missing,
+    plain_name,
+    value_at,
+)
 from services.common.records.files import json_value
 from services.contracts import Question
 
@@ -68,16 +76,14 @@ class Keys:
 
     def is_wanted(self, name: str) -> bool:
         """As the function: whether a question may be made from a column of that name."""
-        return is_wanted(name) or name in {
-            (key or "").partition(".")[0] for key in (self.question, self.answer)
-        }
+        return is_wanted(name) or any(
+            column_of({name: None}, key) for key in (self.question, self.answer) if key
+        )
 
     def of_file(self, path: str | Path) -> Keys:
         """Those of which the first row has the column: another file may have names that need no key."""
         first = next((one.fields for one in read_records(path) if one.fields is not None), None) or {}
-        return Keys(
-            *(key if (key or "").partition(".")[0] in first else None for key in (self.question, self.answer))
-        )
+        return Keys(*(key if key and column_of(first, key) else None for key in (self.question, self.answer)))
 
     def applied(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """The row with the named columns in the place of those that count otherwise. Raises UserError where
@@ -89,10 +95,7 @@ class Keys:
         ):
             if key is None:
                 continue
-            value: Any = row
-            for part in key.split("."):
-                value = value.get(part) if isinstance(value, Mapping) else None
-            if is_missing(value):
+            if is_missing(value := value_at(row, key)):
                 raise UserError(f"{option} {key}: nothing is there; the columns are {columns}")
             row = {name: held for name, held in row.items() if plain_name(name) not in others} | {mine: value}
         return row

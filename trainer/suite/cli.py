@@ -12,14 +12,17 @@ import typer
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
+from services.common.printing.harmless import in_one_line
 from trainer.suite.compare import compare
 from trainer.suite.finished import load, load_result
-from trainer.suite.sets import in_order
+from trainer.suite.sets import TITLES, in_order
 from trainer.suite.shown.page import page
 from trainer.suite.shown.tables import COLUMNS, HEADS, as_printed, latex_together, rows_of, together
 
 SHOWN_GOLDEN = 4
 """Golden answers of a question that are printed; TriviaQA has dozens of some."""
+SHOWN_CHARACTERS = 200
+"""Of a question or an answer; an answer may be all that the model wrote."""
 
 
 def compare_command(
@@ -89,27 +92,39 @@ def report(found: dict[str, Any], flips: int) -> list[str]:
         f"{found['second']} minus {found['first']}, {found['metric']}, {counted(found['n'], 'question')}"
     ]
     lines += [f"warning: {warning}" for warning in found["warnings"]]
-    entries = found["sets"] | found["averages"]
-    width = max(10, *(len(HEADS.get(name, name)) for name in entries))
+    entries = _entries(found)
+    width = max(10, *(len(head) for head, _ in entries))
     heads = f"{'':{width}} {'n':>7} {'first':>7} {'second':>7} {'difference, interval':>24}"
     lines.append(f"{heads} {'better':>7} {'worse':>6} {'p':>7}")
-    lines += [_line(HEADS.get(name, name), width, entries[name]) for name in _order(found)]
+    lines += [_line(head, width, entry) for head, entry in entries]
     for name in found["sets"]:
         of_set = [flip for flip in found["flipped"] if flip["set"] == name]
         if of_set and flips:
-            lines += ["", f"{HEADS.get(name, name)}: {len(of_set):,} differ"]
+            lines += ["", f"{_head(name)}: {counted(len(of_set), 'differs', 'differ')}"]
             lines += [text for flip in of_set[:flips] for text in _flip(flip)]
             if len(of_set) > flips:
                 lines.append(f"  ... and {len(of_set) - flips:,} more (--flips, --json)")
     return [*lines, ""]
 
 
-def _order(found: dict[str, Any]) -> list[str]:
-    """The papers' columns; sources of one's own stand before the averages of all."""
-    own = [name for name in in_order(found["sets"]) if name not in COLUMNS]
-    *columns, macro, micro = COLUMNS
-    there = found["sets"] | found["averages"]
-    return [name for name in (*columns, *own, macro, micro) if name in there]
+def _head(name: str) -> str:
+    """A set's name as it is printed; `micro` and the like are names of data sources here."""
+    return TITLES.get(name) or in_one_line(name, SHOWN_CHARACTERS) or "(no name)"
+
+
+def _entries(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Lines' heads and numbers, in the papers' columns; sources of one's own stand before the averages of
+    all."""
+    sets, averages = found["sets"], found["averages"]
+    own = [(_head(name), sets[name]) for name in in_order(sets) if name not in TITLES]
+    papers = [
+        (HEADS[name], there[name])
+        for name in COLUMNS
+        for there in ((sets if name in TITLES else averages),)
+        if name in there
+    ]
+    last = sum(name in averages for name in COLUMNS[-2:])
+    return [*papers[: len(papers) - last], *own, *papers[len(papers) - last :]]
 
 
 def _line(name: str, width: int, entry: dict[str, Any]) -> str:
@@ -122,8 +137,15 @@ def _line(name: str, width: int, entry: dict[str, Any]) -> str:
 
 def _flip(flip: dict[str, Any]) -> list[str]:
     better = "+" if flip["scores"][1] > flip["scores"][0] else "-"
-    golden = " | ".join(flip["golden_answers"][:SHOWN_GOLDEN])
+    golden = " | ".join(_short(text) for text in flip["golden_answers"][:SHOWN_GOLDEN])
     if (more := len(flip["golden_answers"]) - SHOWN_GOLDEN) > 0:
         golden += f" | and {more} more"
-    answers = " -> ".join("(none)" if answer is None else answer for answer in flip["answers"])
-    return [f"  {better} {flip['key']}: {flip['question']}", f"      {answers}   golden: {golden}"]
+    answers = " -> ".join("(none)" if answer is None else _short(answer) for answer in flip["answers"])
+    return [
+        f"  {better} {_short(flip['key'])}: {_short(flip['question'])}",
+        f"      {answers}   golden: {golden}",
+    ]
+
+
+def _short(text: str) -> str:
+    return in_one_line(text, SHOWN_CHARACTERS)

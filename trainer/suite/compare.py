@@ -45,7 +45,9 @@ def compare(first: Evaluation, second: Evaluation, metric: str = "em") -> dict[s
     # By key, not as the answers came: the same answers have the same intervals.
     both = [key for key in sorted(a) if key in b and _same(a[key], b[key])]
     if not both:
-        raise UserError(f"{first.label} and {second.label}: no question is in both")
+        other = _changed(a, b)
+        why = f" with the same words and golden answers; the first with others is {other[0]}" if other else ""
+        raise UserError(f"{first.label} and {second.label}: no question is in both{why}")
     names = b if first.result is None and second.result is not None else a
     by_set: dict[str, list[str]] = {}
     for key in both:
@@ -143,14 +145,17 @@ def _left_out(first: tuple[str, dict[str, Row]], second: tuple[str, dict[str, Ro
         if len(rows) > both:
             left = counted(len(rows) - both, "question is", "questions are")
             warnings.append(f"{left} left out, which only {label} has")
-    a, b = first[1], second[1]
-    changed = [row["key"] for key, row in a.items() if key in b and not _same(row, b[key])]
-    if changed:
+    if changed := _changed(first[1], second[1]):
         warnings.append(
             f"{counted(len(changed), 'question has', 'questions have')} other words or golden answers: "
             f"left out, the first is {changed[0]}"
         )
     return warnings
+
+
+def _changed(a: dict[str, Row], b: dict[str, Row]) -> list[str]:
+    """Keys of questions that are in both and not the same."""
+    return [row["key"] for key, row in a.items() if key in b and not _same(row, b[key])]
 
 
 def _one_searches_not(a: dict[str, Any], b: dict[str, Any]) -> bool:

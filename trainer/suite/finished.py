@@ -3,7 +3,6 @@ plain `unspiral eval` has kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from services.common.errors import UserError
 from services.common.users_files import load_object
 from trainer.suite.folder import PLAN_FILE
 from trainer.suite.result import RESULT_FILE
-from trainer.suite.rows import ANSWERS_FILE, GREEDY, Row, read_rows
+from trainer.suite.rows import ANSWERS_FILE, GREEDY, Row, rows_to_read
 from trainer.suite.sets import drawn, numbered
 
 NEEDED = (
@@ -56,7 +55,7 @@ def load(given: Path) -> Evaluation:
     answers = _answers_of(given)
     folder = answers.parent
     if answers.name != ANSWERS_FILE or not ((folder / PLAN_FILE).is_file() or _has_result(folder)):
-        return Evaluation(str(given), None, _greedy(read_rows(answers)))
+        return Evaluation(str(given), None, _greedy(answers))
     if not _has_result(folder):
         raise UserError(
             f"{given}: has no {RESULT_FILE} yet; the same `unspiral eval --suite` command goes on with it"
@@ -64,7 +63,7 @@ def load(given: Path) -> Evaluation:
     result = load_object(folder / RESULT_FILE)
     if not all(key in result for key in NEEDED):
         raise UserError(f"{folder / RESULT_FILE}: expected what `unspiral eval --suite` writes")
-    return Evaluation(str(given), result, _of_result(result, _greedy(read_rows(answers))))
+    return Evaluation(str(given), result, _of_result(result, _greedy(answers)))
 
 
 def load_result(given: Path) -> dict[str, Any]:
@@ -102,8 +101,11 @@ def _has_result(folder: Path) -> bool:
     return (folder / RESULT_FILE).is_file()
 
 
-def _greedy(rows: Iterable[Row]) -> dict[str, Row]:
-    return {row["key"]: row for row in rows if row["sample"] == GREEDY}
+def _greedy(answers: Path) -> dict[str, Row]:
+    rows = {row["key"]: row for row in rows_to_read(answers) if row["sample"] == GREEDY}
+    if not rows:
+        raise UserError(f"{answers}: holds no greedy answer, which is compared")
+    return rows
 
 
 def _of_result(result: dict[str, Any], rows: dict[str, Row]) -> dict[str, Row]:

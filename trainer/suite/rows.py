@@ -83,21 +83,27 @@ def _as_answer(trajectory: Trajectory) -> Trajectory:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Whole rows of an answers file, in its order. A last line that a kill cut short is left out. Raises
-    UserError for a line that is no row, and for a row that comes twice."""
+    """Whole rows of an answers file, in its order. A last line without a line break, which a kill cut short,
+    is left out. Raises UserError for a line that is no row, and for a row that comes twice."""
+    with reading(path, "rows of answers"):
+        return _rows_of(path, path.read_bytes().split(b"\n")[:-1])
+
+
+def rows_to_read(path: Path) -> list[Row]:
+    """The same of a file that nothing is added to: a last line without a line break counts where it is a
+    whole row, as an editor or `head -c` leaves it."""
+    with reading(path, "rows of answers"):
+        *lines, last = path.read_bytes().split(b"\n")
+    return _rows_of(path, [*lines, last] if last and _row(last) else lines)
+
+
+def _rows_of(path: Path, lines: list[bytes]) -> list[Row]:
     rows: list[Row] = []
     seen: set[Key] = set()
-    for number, line in enumerate(_whole_lines(path), 1):
-        try:
-            row = json.loads(line)
-            key = (row["key"], row["sample"])
-            texts = (row["key"], row["set"], row["question"])
-            fits = all(isinstance(one, str) for one in texts) and isinstance(row["golden_answers"], list)
-            fits = fits and all(metric in row["scores"] for metric in METRICS)
-        except (ValueError, KeyError, TypeError):
-            fits = False
-        if not fits:
+    for number, line in enumerate(lines, 1):
+        if (row := _row(line)) is None:
             raise UserError(f"{path}, line {number}: not a row of answers that `unspiral eval` writes")
+        key = (row["key"], row["sample"])
         if key in seen:
             raise UserError(f"{path}, line {number}: {key[0]}, sample {key[1]}, comes a second time")
         seen.add(key)
@@ -105,9 +111,23 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _whole_lines(path: Path) -> list[bytes]:
-    with reading(path, "rows of answers"):
-        return path.read_bytes().split(b"\n")[:-1]
+def _row(line: bytes) -> Row | None:
+    """The row that a line holds; None where it holds none, or one that commands would stumble over."""
+    try:
+        row = json.loads(line)
+        texts = (row["key"], row["set"], row["question"], row["answer"] or "", *row["golden_answers"])
+        fits = all(isinstance(text, str) for text in texts) and isinstance(row["golden_answers"], list)
+        fits = fits and type(row["sample"]) is int and all("query" in search for search in row["searches"])
+        fits = fits and all(_is_score(row["scores"][metric]) for metric in METRICS)
+        if b"\\u" in line:  # half a pair of surrogates is no text, and can't be printed
+            json.dumps(row, ensure_ascii=False).encode()
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return row if fits else None
+
+
+def _is_score(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1
 
 
 def _light(row: Row) -> Row:

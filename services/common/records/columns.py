@@ -36,6 +36,28 @@ def field_of(row: Mapping[str, Any], names: Iterable[str]) -> tuple[str, Any] | 
     return None
 
 
+def column_of(row: Mapping[str, Any], key: str) -> str | None:
+    """The row's own name of the column that a user's key names or is in (`meta.title`); None where it has
+    none. A name as it stands in the row counts before one in another spelling."""
+    for name in (key, key.partition(".")[0]):
+        if name in row:
+            return name
+        plain = plain_name(name)
+        if (own := next((own for own in row if plain_name(own) == plain), None)) is not None:
+            return own
+    return None
+
+
+def value_at(row: Mapping[str, Any], key: str) -> Any:
+    """What stands there; None where nothing does."""
+    own = column_of(row, key)
+    value: Any = None if own is None else row[own]
+    if own is not None and plain_name(own) != plain_name(key):
+        for part in key.split(".")[1:]:
+            value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
 def is_missing(value: Any) -> bool:
     """None, a text of which nothing is seen, an empty list or dict: what a data set has where it has
     nothing."""

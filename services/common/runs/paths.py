@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import errno
+from collections.abc import Iterable
 from pathlib import Path
 
 from services.common.files import json_lines
 from services.common.names import nearest
+from services.common.users_files import refuse_to_lose
 
 LATEST = "latest"
 RUNS = Path("runs")
@@ -20,6 +22,14 @@ BEST = "best"
 METRICS = "metrics.jsonl"
 FILES = (METRICS, "events.jsonl", "config.yaml")
 """Files of which a run's folder has at least one."""
+
+
+def refuse_to_lose_records(option: str, out: Path, runs: Iterable[Path]) -> None:
+    """Raises UserError where a command would write over what a run has recorded. runs: folders, or files of
+    metrics."""
+    for run in runs:
+        for file in (run, *(run / name for name in (*FILES, "summary.json", "likelihood.db"))):
+            refuse_to_lose(option, out, {"the command": file})
 
 
 def last_step(run: Path) -> int:
@@ -49,14 +59,15 @@ def written_at(run: Path) -> float:
 
 def run_folder(given: str | Path, runs: Path = RUNS) -> Path:
     """Folder of the run that `given` names: `latest`, a path, or the name of a run in `runs` where there is
-    no such path. `given` itself where it is a file, or a folder that lies in no run.
+    no such path, or a folder without a run. `given` itself where it is a file, or a folder that lies in no
+    run.
 
     Raises FileNotFoundError, whose `strerror` names the nearest run, where there is nothing of that name.
     """
     path = Path(given)
     if str(given) == LATEST and not path.exists():
         return newest_run(runs)
-    if not path.exists() and path.name == str(given) and is_run(runs / path):
+    if path.name == str(given) and is_run(runs / path) and not (path.is_file() or _of_run(path)):
         return runs / path
     if not path.exists():
         raise FileNotFoundError(
@@ -64,10 +75,12 @@ def run_folder(given: str | Path, runs: Path = RUNS) -> Path:
         )
     if path.is_file():
         return path.parent if path.name == METRICS and is_run(path.parent) else path
-    for folder in (path, *path.absolute().parents[:2]):  # RUN, RUN/checkpoints, RUN/checkpoints/step_000010
-        if is_run(folder):
-            return folder
-    return path
+    return _of_run(path) or path
+
+
+def _of_run(path: Path) -> Path | None:
+    """The run that a folder is, or lies in: RUN, RUN/checkpoints or RUN/checkpoints/step_000010."""
+    return next((folder for folder in (path, *path.absolute().parents[:2]) if is_run(folder)), None)
 
 
 def no_run_in(folder: Path) -> str:

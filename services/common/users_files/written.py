@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,14 @@ def refuse_to_replace(name: str, file: Path, overwrite: bool, src: Path | None =
     is_source = src is not None and src.exists() and file.exists() and file.samefile(src)
     if file.exists() and not overwrite and not is_source:
         raise UserError(f"{name}: is there already; --overwrite replaces it")
+
+
+def refuse_to_lose(option: str, file: Path, read: Mapping[str, str | Path | None]) -> None:
+    """Raises UserError where a command would write the file over what it reads, also through a link. read:
+    by option or key; names that are no files count for nothing."""
+    for name, path in read.items():
+        if path and Path(path).is_file() and file.is_file() and file.samefile(path):
+            raise UserError(f"{option} {file}: is what {name} reads; give another file to write")
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from services.agent.answers import answer_pair, title_and_text
 from services.common.counting import counted
+from services.common.printing.harmless import harmless, in_one_line
 from services.contracts import Trajectory
 from services.rollout.worker.watching import Event, Observed, Restarted, Retrieved, Searching, Writing
-from trainer.commands.terminal import harmless, in_one_line
 
 STYLES = {"think": "dim", "search": "cyan", "answer": "bold green"}
 _TAG = re.compile(r"<(/?)(think|search|answer)>")

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from services.common.counting import counted
+from services.common.printing.harmless import harmless, in_one_line
 from services.likelihood.microscope.record import Document, SampledTrajectory, Written
 from trainer.commands.look.stored import Run, StoredTrajectory, change_of, changes_of
-from trainer.commands.terminal import harmless, in_one_line
 
 FELL = ((-0.5, "bold white on red"), (-0.1, "bold red"), (-0.01, "red"))
 """Styles of a token by the least change of its log-prob, in nats."""

@@ -102,22 +102,22 @@ class Run:
     @staticmethod
     def judge(source: str) -> str:
         """Who says which answers of a file are right. A held-out one's reward is its exact match."""
-        return "by the reward" if source.startswith(STEP) else "by exact match"
+        return "by the reward" if is_step(source) else "by exact match"
 
     def is_right(self, t: StoredTrajectory) -> bool:
-        at = self.right_at if t.source.startswith(STEP) else RIGHT_AT
+        at = self.right_at if is_step(t.source) else RIGHT_AT
         return t.reward is not None and t.reward >= at
 
     def sources(self) -> list[str]:
         """Names of the files, the steps in order and then the evaluations."""
-        names = [f.stem for f in (self.folder / "trajectories").glob("*.jsonl")]
-        return sorted(names, key=lambda name: (not name.startswith(STEP), name))
+        names = [f.stem for f in (self.folder / "trajectories").glob("*.jsonl") if f.is_file()]
+        return sorted(names, key=lambda name: (not is_step(name), name))
 
     def source(self, given: str | None) -> str:
         """The file that `given` names: a step's number, or a name; None is the newest step. Raises
         UserError."""
         there = self.sources()
-        steps = [name for name in there if name.startswith(STEP)]
+        steps = [name for name in there if is_step(name)]
         if given is None:
             if not there:
                 raise UserError(f"{self.folder}: no trajectories are there yet")
@@ -147,7 +147,7 @@ class Run:
         """Token by token those of a step that the run's store holds, by uid; none where it is an http
         service, or keeps none."""
         url = (self._config.get("store") or {}).get("url") or f"sqlite:{self.folder / 'likelihood.db'}"
-        if not source.startswith(STEP) or url.startswith(("http://", "https://")):
+        if not is_step(source) or url.startswith(("http://", "https://")):
             return {}
         path = Path(url.removeprefix("sqlite:"))
         if "://" not in url and not path.is_file():  # opening it would make one
@@ -173,31 +173,43 @@ def changes_of(written: Written) -> list[float]:
     return [after - before for before, after in zip(written.logp_before, written.logp_after, strict=True)]
 
 
+def is_step(source: str) -> bool:
+    """Whether a file is a step's; any other is an evaluation's, or somebody else's."""
+    number = source.removeprefix(STEP)
+    return source.startswith(STEP) and number.isascii() and number.isdecimal()
+
+
 def _number(source: str) -> int:
     return int(source.removeprefix(STEP))
 
 
 def _read(source: str, line: str) -> StoredTrajectory | None:
+    """The trajectory of a line; None for one that was cut off, or that no run has written."""
     try:
         record: dict[str, Any] = json.loads(line)
         segments = [
             Segment(s["by"], s["text"], s.get("kind") or "", s.get("documents") or [])
             for s in record["segments"]
         ]
+        texts = [record[key] for key in ("uid", "group", "question", "data_source", "finish", "worker")]
+        texts += [*record["golden_answers"], *(text for s in segments for text in (s.by, s.text, s.kind))]
+        reward = record["reward"]
+        if not all(isinstance(text, str) for text in texts) or not isinstance(reward, float | int | None):
+            return None
         return StoredTrajectory(
             source,
             record["uid"],
             record["group"],
             record["question"],
-            record["golden_answers"],
+            list(record["golden_answers"]),
             record["data_source"],
-            record["reward"],
+            reward,
             record["finish"],
             record["worker"],
             segments,
             line,
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -17,7 +17,7 @@ import orjson
 
 from services.common.errors import UserError
 from services.common.files import write_atomically
-from services.common.runs.paths import is_run, no_run_in, run_folder
+from services.common.runs.paths import is_run, no_run_in, refuse_to_lose_records, run_folder
 from services.contracts import Span
 from trainer.loop.run.spans import StepSpans, TrajectorySpans, read_spans
 
@@ -48,6 +48,8 @@ def write_trace(given: str, step: int, out: Path | None) -> tuple[Path, StepSpan
     run = run_folder(given)
     if not is_run(run):
         raise UserError(f"{given}: {no_run_in(run)}")
+    if out is not None:
+        refuse_to_lose_records("--out", out, [run])
     spans = read_spans(run, step)
     file = out or Path(f"trace_{run.name}_{step:06d}.json")
     write_atomically(file, orjson.dumps(trace_of(spans, run.name)))

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from services.common.errors import UserError
+from services.common.errors import UnspiralError, UserError
 from services.common.printing.console import Console
+from services.common.printing.harmless import harmless, in_one_line
 from services.likelihood.microscope.record import SampledTrajectory
 from trainer.commands.look.printing import head_line, show, word_diff
-from trainer.commands.look.stored import STEP, Run, StoredTrajectory, change_of
-from trainer.commands.terminal import harmless, in_one_line
+from trainer.commands.look.stored import Run, StoredTrajectory, change_of, is_step
 
 
 def console() -> Console:
@@ -41,7 +41,11 @@ def run_show(
         for t in chosen[:limit]:
             print(t.line)
         return
-    tokens = run.tokens(source, group)
+    try:
+        tokens = run.tokens(source, group)
+    except UnspiralError as error:  # the words are there all the same
+        print(f"note: {error}; tokens and what the update did to them are left out", file=sys.stderr)
+        tokens = {}
     for t in chosen[:limit]:
         show(out, run, t, tokens.get(t.uid))
     _say_more(out, len(chosen), limit)
@@ -94,7 +98,7 @@ def run_find(
             print(m.trajectory.line)
             continue
         line = head_line(run, m.trajectory, m.tokens)
-        if not m.trajectory.source.startswith(STEP):
+        if not is_step(m.trajectory.source):
             line = Text.assemble((f"{m.trajectory.source}: ", "dim"), line)
         out.print(line, soft_wrap=True)
     if falls and not matches.count:

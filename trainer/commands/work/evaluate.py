@@ -127,7 +127,7 @@ def keep_answers(done: Sequence[Trajectory], file: Path) -> None:
     the key of its row has a number (`7#2`), as in a suite."""
     keys = numbered([trajectory.question.id for trajectory in done])
     file.parent.mkdir(parents=True, exist_ok=True)
-    with written_aside(file) as aside, open(aside, "w", encoding="utf-8") as lines:
+    with written_aside(file) as aside, open(aside, "w", encoding="utf-8", errors="replace") as lines:
         for key, trajectory in zip(keys, done, strict=True):
             question = trajectory.question
             asked = Asked(Item(key, question.data_source, question), GREEDY)

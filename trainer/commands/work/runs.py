@@ -18,7 +18,7 @@ from services.common.loading.lazy import LazyModule
 from services.common.printing.commands import typed
 from services.common.printing.console import Console
 from services.common.processes import signals
-from services.common.users_files import make_folder, one_out
+from services.common.users_files import make_folder, one_out, refuse_to_lose
 from trainer.commands import completion
 from trainer.commands.options import NAMED, AsJson, ConfigFile, Overrides
 from trainer.commands.terminal import ending, for_people
@@ -215,11 +215,16 @@ def evaluate(
     if asked is not None and not models.is_there(asked):
         raise UserError(f"{'--data' if data else 'data.eval'}: {asked}: no such file or folder")
     run_eval = evaluating.run_eval
+    read = {"--config": config, "--data" if data else "data.eval": asked}
     if out:
+        refuse_to_lose("--out", out, read)
         _make_room("--out", out)
     answers = answers or (
         out.with_suffix(".answers.jsonl") if out else settings.run_dir / "eval" / ANSWERS_FILE
     )
+    refuse_to_lose("--answers", answers, read)
+    if out and answers.absolute() == out.absolute():
+        raise UserError(f"--answers {answers}: is --out too; give two files")
     _make_room("--answers", answers)
     try:
         scores = run_eval(

@@ -61,7 +61,9 @@ def twins(
     places, ours = _questions(Path(path), [], keys)
     other_places, others = _questions(Path(against), read.unread, keys.of_file(against))
     read.rows = len(others) + len(read.unread)
-    if read.unread and not others:
+    if not read.rows:
+        raise UserError(f"{against}: empty; expected at least one question")
+    if not others:
         raise UserError(
             f"{against}: none of its {read.rows:,} rows could be compared, the first: {read.unread[0]}"
         )

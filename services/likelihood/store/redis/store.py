@@ -37,7 +37,7 @@ import numpy as np
 import orjson
 import redis
 
-from services.common.errors import EnvironmentLacks, UserError
+from services.common.errors import EnvironmentLacks
 from services.likelihood.metrics.step_metrics import record_metrics
 from services.likelihood.monitor.alarms import renamed
 from services.likelihood.records import (
@@ -57,6 +57,7 @@ from services.likelihood.store.base import (
     refuse_overfull,
     superseded_error,
 )
+from services.likelihood.store.redis import address
 from services.likelihood.store.redis.events import RedisEvents
 from services.likelihood.store.redis.facts import RedisFacts, labels_of
 from services.likelihood.store.redis.samples import RedisSamples
@@ -102,12 +103,14 @@ class RedisStore(RedisSamples, RedisFacts, RedisEvents):
         self.trajectory_seconds = trajectory_seconds
         self.token_seconds = token_seconds
         try:
+            address.check(url)
             self._redis: Client = redis.Redis.from_url(
                 url, socket_timeout=timeout_seconds, socket_connect_timeout=timeout_seconds
             )
-        except ValueError as e:
-            raise UserError(f"store {url.split('@')[-1]!r}: expected redis://HOST:PORT/DB ({e})") from e
-        self._shown = url.split("@")[-1].removeprefix("redis://").removeprefix("rediss://")  # no password
+            self._redis.connection_pool.make_connection()  # reads the options, and opens nothing
+        except (ValueError, TypeError) as e:
+            raise address.refused(url, e) from e
+        self._shown = address.shown(url)  # no password
         with self._talking():
             self._redis.ping()
             self._warn_if_forgetful()
@@ -437,6 +440,4 @@ class RedisStore(RedisSamples, RedisFacts, RedisEvents):
         try:
             yield
         except redis.RedisError as e:
-            raise EnvironmentLacks(
-                f"likelihood store redis at {self._shown}: {str(e) or type(e).__name__}"
-            ) from e
+            raise EnvironmentLacks(f"likelihood store redis at {self._shown}: {address.why_not(e)}") from e

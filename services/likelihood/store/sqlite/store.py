@@ -82,7 +82,8 @@ class SQLiteStore(facts.SQLiteFacts, SQLiteEvents, SQLitePrompts):
         self.token_steps = token_steps
         self.sample_steps = sample_steps
         self._file = SQLiteFile(self.path, SCHEMA, SCHEMA_VERSION)
-        self._add_later_columns()
+        if self._file.may_write:
+            self._add_later_columns()
 
     def _add_later_columns(self) -> None:
         """A file of an earlier day lacks columns that the same schema version has gained since."""
@@ -402,7 +403,7 @@ class SQLiteStore(facts.SQLiteFacts, SQLiteEvents, SQLitePrompts):
                 "SELECT step, state FROM monitor WHERE run=? AND step<? ORDER BY step DESC LIMIT 1",
                 (self._id(db, run), before),
             ).fetchone()
-        return (row[0], orjson.loads(row[1])) if row else None
+            return (row[0], orjson.loads(row[1])) if row else None
 
     def alarms(self, run: str) -> list[dict]:
         with self._file.reading() as db:
