@@ -2,7 +2,6 @@
 are given."""
 
 import json
-import os
 import shlex
 import shutil
 from importlib import metadata
@@ -10,16 +9,15 @@ from pathlib import Path
 
 import pytest
 import typer
-from command_line import run  # noqa: F401
-from places import DATA, ROOT
+from command_line import fresh_folder, run, runs  # noqa: F401
+from places import ROOT
 
 from services.common.names import accepted, nearest
 from trainer.commands.cli import COMMANDS as COMMANDS_OF_TREE
 from trainer.commands.cli import PANELS, app
 from trainer.commands.examples import EXAMPLES
-from trainer.learner.checkpoint import find, written_aside
+from trainer.learner.checkpoint import find
 
-LAB = DATA / "lab"
 VERBS = {
     "Add", "Ask", "Begin", "Check", "Compare", "Convert", "Copy", "Delete", "Forget", "Go", "Index", "Let",
     "List", "Make", "Measure", "Print", "Read", "Run", "Score", "Search", "Serve", "Show", "Teach", "Train",
@@ -39,28 +37,6 @@ def leaves(command, path=()):
 
 
 COMMANDS = dict(leaves(typer.main.get_command(app)))
-
-
-@pytest.fixture(autouse=True)
-def fresh_folder(monkeypatch, tmp_path):
-    """Each test begins in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def runs(tmp_path):
-    """Two recorded runs in runs/, the second written last, with a checkpoint each."""
-    for age, name in ((100, "demo-0"), (0, "demo-1")):
-        folder = tmp_path / "runs" / name
-        folder.mkdir(parents=True)
-        shutil.copy(LAB / "grpo_1.jsonl", folder / "metrics.jsonl")
-        written = os.stat(folder / "metrics.jsonl").st_mtime - age
-        os.utime(folder / "metrics.jsonl", (written, written))
-        with written_aside(folder / "checkpoints" / "step_000090") as aside:
-            for needed in ("state.json", "learner.json", "model/config.json", "weights/a", "rng/a"):
-                (aside / needed).parent.mkdir(exist_ok=True)
-                (aside / needed).write_text("{}")
-    return tmp_path / "runs"
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

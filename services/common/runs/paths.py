@@ -47,17 +47,22 @@ def written_at(run: Path) -> float:
     return max((run / name).stat().st_mtime for name in FILES if (run / name).is_file())
 
 
+def in_runs(path: Path, runs: Path = RUNS) -> Path:
+    """The path; below `runs` where there is no such path, and it begins with the name of a run there: `demo-0`
+    is `runs/demo-0`, and `demo-0/checkpoints/best` a checkpoint of it."""
+    there = not path.exists() and path.parts and not path.is_absolute() and is_run(runs / path.parts[0])
+    return runs / path if there and (runs / path).exists() else path
+
+
 def run_folder(given: str | Path, runs: Path = RUNS) -> Path:
-    """Folder of the run that `given` names: `latest`, a path, or the name of a run in `runs` where there is
-    no such path. `given` itself where it is a file, or a folder that lies in no run.
+    """Folder of the run that `given` names: `latest`, or a path as `in_runs` finds it. `given` itself where it
+    is a file, or a folder that lies in no run.
 
     Raises FileNotFoundError, whose `strerror` names the nearest run, where there is nothing of that name.
     """
-    path = Path(given)
+    path = in_runs(Path(given), runs)
     if str(given) == LATEST and not path.exists():
         return newest_run(runs)
-    if not path.exists() and path.name == str(given) and is_run(runs / path):
-        return runs / path
     if not path.exists():
         raise FileNotFoundError(
             errno.ENOENT, f"no such run, folder or file{near_run(path, runs)}", str(given)

@@ -34,9 +34,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="The lines as they are stor
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Folder of runs, as run.dir names it, or one run.")] = Path(
-        "runs"
-    ),
+    folder: Annotated[
+        Path,
+        typer.Argument(help="Folder of runs, as run.dir names it; or one run: its folder, name, or latest."),
+    ] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
 ) -> None:
     """List the runs of a folder, the newest first: state, step, reward, held-out score and phase."""
