@@ -1,5 +1,7 @@
 """Wherever a run or a checkpoint is given it has the same names: all commands that take one, as a table."""
 
+from pathlib import Path
+
 import pytest
 from command_line import fresh_folder, run, runs  # noqa: F401
 
@@ -77,10 +79,14 @@ def test_a_run_has_the_same_names_in_every_command(run, runs, command, given):
     assert status == 0 and "demo-1" in out, err
 
 
-def test_what_lies_in_the_folder_itself_comes_before_a_run_of_that_name(runs, tmp_path):
-    (tmp_path / "demo-1").mkdir()
-    assert run_folder("demo-1").name == "demo-1" and not run_folder("demo-1").is_relative_to("runs")
-    with pytest.raises(UserError, match="checkpoint demo-1: neither a checkpoint nor a run's folder"):
+def test_a_run_or_file_in_the_folder_itself_comes_before_one_in_runs(run, runs, tmp_path):
+    (tmp_path / "demo-1").mkdir()  # without a run: the one of that name is meant
+    assert run_folder("demo-1") == Path("runs/demo-1") and str(find("demo-1")) == HERE
+    status, _, err = run("runs", "demo-1")
+    assert (status, err) == (2, "unspiral: demo-1: there is no run in it\n")
+    (tmp_path / "demo-1" / "metrics.jsonl").touch()
+    assert run_folder("demo-1") == Path("demo-1")
+    with pytest.raises(UserError, match="checkpoint demo-1: demo-1 has no whole checkpoint"):
         find("demo-1")
 
 

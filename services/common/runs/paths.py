@@ -48,10 +48,13 @@ def written_at(run: Path) -> float:
 
 
 def in_runs(path: Path, runs: Path = RUNS) -> Path:
-    """The path; below `runs` where there is no such path, and it begins with the name of a run there: `demo-0`
-    is `runs/demo-0`, and `demo-0/checkpoints/best` a checkpoint of it."""
-    there = not path.exists() and path.parts and not path.is_absolute() and is_run(runs / path.parts[0])
-    return runs / path if there and (runs / path).exists() else path
+    """The path; below `runs` where it begins with the name of a run there, and there is no such path, or a
+    folder without a run: `demo-0` is `runs/demo-0`, and `demo-0/checkpoints/best` a checkpoint of it."""
+    first = path.parts[0] if path.parts and not path.is_absolute() else ".."
+    if first == ".." or not is_run(runs / first) or not (runs / path).exists():
+        return path
+    mine = path.exists() and (path.is_file() or len(path.parts) > 1 or _of_run(path) is not None)
+    return path if mine else runs / path
 
 
 def run_folder(given: str | Path, runs: Path = RUNS) -> Path:
@@ -69,10 +72,12 @@ def run_folder(given: str | Path, runs: Path = RUNS) -> Path:
         )
     if path.is_file():
         return path.parent if path.name == METRICS and is_run(path.parent) else path
-    for folder in (path, *path.absolute().parents[:2]):  # RUN, RUN/checkpoints, RUN/checkpoints/step_000010
-        if is_run(folder):
-            return folder
-    return path
+    return _of_run(path) or path
+
+
+def _of_run(path: Path) -> Path | None:
+    """The run that a folder is, or lies in: RUN, RUN/checkpoints or RUN/checkpoints/step_000010."""
+    return next((folder for folder in (path, *path.absolute().parents[:2]) if is_run(folder)), None)
 
 
 def no_run_in(folder: Path) -> str:

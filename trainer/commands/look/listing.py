@@ -44,7 +44,8 @@ class Listed:
 def runs_in(folder: Path) -> list[Listed]:
     """All runs of a folder, the newest first; or the one that it is itself, or names as for `run_folder`.
     Raises UserError where there is none."""
-    folder = newest_run() if str(folder) == LATEST and not folder.exists() else in_runs(folder)
+    if not folder.exists():
+        folder = newest_run() if str(folder) == LATEST else in_runs(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; runs go to run.dir/run.name, by default runs/NAME")
     found = [folder] if is_run(folder) else [f for f in folder.iterdir() if f.is_dir() and is_run(f)]
