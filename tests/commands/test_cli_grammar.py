@@ -85,10 +85,18 @@ def test_each_help_page_fits_80_columns_and_shows_every_option_and_the_example(r
     lines = out.splitlines()
     assert status == 0 and max(map(len, lines)) <= 80
     assert sum(line.strip().startswith("Example: unspiral ") for line in lines) == 1
+    assert "bool" not in out
     words = set(out.replace(",", " ").split())
     for parameter in COMMANDS[path].params:
         names = [*parameter.opts, (parameter.metavar or parameter.name).split()[0]]
         assert any(f"{name}{many}" in words for name in names for many in ("", "...")), names
+
+
+@pytest.mark.parametrize("group", [(), ("index",), ("serve",), ("trajectories",)], ids=" ".join)
+def test_the_help_of_a_group_shows_no_type_behind_a_flag(run, monkeypatch, group):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = run(*group, "--help")
+    assert status == 0 and "--help" in out and "bool" not in out
 
 
 def test_commands_stand_under_headings_in_the_order_of_use(run, monkeypatch):
