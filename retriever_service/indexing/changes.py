@@ -58,9 +58,9 @@ def add_to_index(
     killed.
 
     Raises UserError for a malformed line, as a build does, and for an id that the index has (`skip_bad`
-    leaves such lines out and counts them; where no passage is left, the index stays as it is, and `skipped`
-    of the result counts the lines of this corpus); IndexInvalid for an index that takes no additions;
-    EnvironmentLacks as a build does.
+    leaves such lines out and counts them; where no passage is left, the index stays as it is). `skipped` of
+    the result counts the lines of this corpus alone. Raises IndexInvalid for an index that takes no
+    additions; EnvironmentLacks as a build does.
     """
     index = Path(index).resolve()
     corpus = Path(corpus)
@@ -129,7 +129,7 @@ def add_to_index(
             segments=[*info.segments, name],
         )
         _commit(index, changed)
-    return read_info(index)
+    return replace(read_info(index), skipped=added.skipped, skipped_reasons=added.skipped_reasons)
 
 
 def delete_from_index(index: str | Path, ids: Sequence[str]) -> IndexInfo:

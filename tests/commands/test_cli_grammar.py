@@ -307,7 +307,7 @@ def test_the_help_of_a_checkpoint_says_what_latest_and_best_are_of(run, monkeypa
         ),
         (
             ("index", "search", "--index", "i"),
-            "Missing argument 'QUERY'. Example: unspiral index search --in",
+            "index search: QUERY missing; expected `index search INDEX QUERY`",
         ),
         (
             ("eval", "--limit", "1"),
