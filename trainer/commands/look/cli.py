@@ -112,7 +112,7 @@ def trace(
     step: Annotated[int, typer.Argument(min=1, help="The step.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="The file. Default: trace_RUN_STEP.json in the current folder."),
+        typer.Option(help="The file. Default: traces/step_STEP.json in the run's folder."),
     ] = None,
 ) -> None:
     """Write a step's timeline as a trace-event file. It holds rollouts by worker, searches, update and sync;
