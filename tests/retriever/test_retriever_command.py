@@ -69,7 +69,7 @@ def test_mistakes_are_one_line_and_exit_status_2(tmp_path, small_index, command)
     for words, text in (
         (
             ("index", "build", "--corpus", tmp_path / "bad.jsonl", "--out", tmp_path / "i"),
-            "bad.jsonl:1: not JSON",
+            "bad.jsonl, line 1: not JSON",
         ),
         (("index", "info", "--index", tmp_path / "none"), "no such folder"),
         (("serve",), "--index is missing"),
@@ -95,7 +95,7 @@ def test_skipped_lines_are_counted(tmp_path, command):
     assert (
         status == 0
         and "2 lines were left out, malformed or" in error
-        and "c.jsonl:2:" in error.replace("\n", "")
+        and "c.jsonl, line 2:" in error.replace("\n", " ")
     )
 
 

@@ -91,7 +91,7 @@ def validate_command(
 ) -> None:
     """Read every row and count the questions of each data source, or the passages of a corpus. Malformed rows
     are listed, and make the exit status 2; so do questions of --against. The keys of a question count in both
-    files, and those of a passage say that PATH is a corpus."""
+    files, where their column is there, and those of a passage say that PATH is a corpus."""
     keys = Keys(question_key, answer_key)
     of_corpus = CorpusKeys(text_key, title_key, id_key)
     if of_corpus and keys != NO_KEYS:
@@ -105,10 +105,11 @@ def validate_command(
         _validate_corpus(path, of_corpus)
         return
     settings = load_config(config) if config else None
+    named = keys if against is None else keys.beside(path, against)
     with progress_on(Console(stderr=True)) as tell:
         rows = _expected(path)
         report = validate(
-            path, keys=keys, on_rows=lambda n: tell("read", min(1.0, n / rows), f"{n:,} questions")
+            path, keys=named, on_rows=lambda n: tell("read", min(1.0, n / rows), f"{n:,} questions")
         )
     _list_problems(report)
     for lines in (report.emptied, report.repeated, report.same_ids, report.odd):
@@ -141,7 +142,7 @@ def validate_command(
         typer.echo(f"{counted(len(report.odd), 'row looks', 'rows look')} {ODDLY}")
     same = _list_twins(path, against, keys) if against is not None and report.good else 0
     if report.good and (index or settings):
-        _look_up(path, keys, index, topk, limit, settings)
+        _look_up(path, named, index, topk, limit, settings)
     if report.problems:
         raise UserError(f"{path}: {report.total_line}")
     if same:

@@ -57,18 +57,25 @@ def written_at(run: Path) -> float:
     return max((run / name).stat().st_mtime for name in FILES if (run / name).is_file())
 
 
+def in_runs(path: Path, runs: Path = RUNS) -> Path:
+    """The path; below `runs` where it begins with the name of a run there, and there is no such path, or a
+    folder without a run: `demo-0` is `runs/demo-0`, and `demo-0/checkpoints/best` a checkpoint of it."""
+    first = path.parts[0] if path.parts and not path.is_absolute() else ".."
+    if first == ".." or not is_run(runs / first) or not (runs / path).exists():
+        return path
+    mine = path.exists() and (path.is_file() or len(path.parts) > 1 or _of_run(path) is not None)
+    return path if mine else runs / path
+
+
 def run_folder(given: str | Path, runs: Path = RUNS) -> Path:
-    """Folder of the run that `given` names: `latest`, a path, or the name of a run in `runs` where there is
-    no such path, or a folder without a run. `given` itself where it is a file, or a folder that lies in no
-    run.
+    """Folder of the run that `given` names: `latest`, or a path as `in_runs` finds it. `given` itself where it
+    is a file, or a folder that lies in no run.
 
     Raises FileNotFoundError, whose `strerror` names the nearest run, where there is nothing of that name.
     """
-    path = Path(given)
+    path = in_runs(Path(given), runs)
     if str(given) == LATEST and not path.exists():
         return newest_run(runs)
-    if path.name == str(given) and is_run(runs / path) and not (path.is_file() or _of_run(path)):
-        return runs / path
     if not path.exists():
         raise FileNotFoundError(
             errno.ENOENT, f"no such run, folder or file{near_run(path, runs)}", str(given)

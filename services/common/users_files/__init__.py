@@ -1,7 +1,13 @@
 """Files and folders that a user names. What is wrong with one becomes a line that names it."""
 
 from services.common.users_files.read import load_json, load_object, load_yaml, reading
-from services.common.users_files.written import make_folder, one_out, refuse_to_lose, refuse_to_replace, writing
+from services.common.users_files.written import (
+    make_folder,
+    one_out,
+    refuse_to_lose,
+    refuse_to_replace,
+    writing,
+)
 from services.common.users_files.yaml_text import parse_yaml
 
 __all__ = [

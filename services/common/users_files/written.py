@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from services.common.errors import EnvironmentLacks, UserError
+
+P = TypeVar("P", Path, str)
 
 
 def refuse_to_replace(name: str, file: Path, overwrite: bool, src: Path | None = None) -> None:
@@ -43,7 +46,7 @@ def make_folder(folder: Path, name: str) -> None:
         raise UserError(f"{name}: cannot be made ({error.strerror})") from error
 
 
-def one_out(command: str, given: Path | None, option: Path | None) -> Path:
+def one_out(command: str, given: P | None, option: P | None) -> P:
     """Where a command writes to, which is told by its last argument or by --out. Raises UserError."""
     if given is not None and option is not None:
         raise UserError(f"{command}: {given} and --out {option} both say where to write; give one of them")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 
 from services.common.errors import UserError
+from services.common.loading.extras import needed_for
+from services.common.redaction import address_without_secrets
 from services.likelihood.store.base import SAMPLE_STEPS, LikelihoodStore
 from services.likelihood.store.sqlite.store import SQLiteStore
 
@@ -15,7 +17,9 @@ REDIS_STORE = "services.likelihood.store.redis.store"
 def open_store(url: str, token_steps: int = 8, sample_steps: int = SAMPLE_STEPS) -> LikelihoodStore:
     """`PATH`, `sqlite:PATH`, or `redis://HOST:PORT/DB`. Raises EnvironmentLacks or UserError in one line."""
     if url.startswith(("redis:", "rediss:", "unix:")):
-        store: LikelihoodStore = import_module(REDIS_STORE).RedisStore(url, token_steps, sample_steps)
+        with needed_for(f"store {address_without_secrets(url)}", "redis"):
+            found = import_module(REDIS_STORE)
+        store: LikelihoodStore = found.RedisStore(url, token_steps, sample_steps)
         return store
     path = url.removeprefix("sqlite:")
     if "://" in url or not path or path == ":memory:":  # each thread would have a database of its own
