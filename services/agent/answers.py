@@ -72,7 +72,11 @@ def about(trajectory: Trajectory) -> dict[str, Any]:
         "searches": trajectory.searches,
         "seconds": round(trajectory.seconds, 6),
         "turns": [
-            {"kind": action.kind, "tokens": len(action.token_ids), "searches": int(action.document_ids is not None)}
+            {
+                "kind": action.kind,
+                "tokens": len(action.token_ids),
+                "searches": int(action.document_ids is not None),
+            }
             for action in trajectory.actions
         ],
     }

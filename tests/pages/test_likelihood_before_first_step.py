@@ -1,5 +1,5 @@
-"""Before a run's first step has ended: page, report and status say so, and what is done now, instead of calling
-what cannot be there yet unknown or not recorded."""
+"""Before a run's first step has ended: page, report and status say so, and what is done now, instead of
+calling what cannot be there yet unknown or not recorded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 import httpx
 import pytest
-from chromium import CHROMIUM, browser, until  # noqa: F401
+from chromium import CHROMIUM, browser  # noqa: F401
 from control_world import Run
 from playwright.sync_api import expect
 from test_likelihood_step_page import opened
@@ -22,8 +22,7 @@ from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 from services.settings import ControlSettings
 from trainer.loop.run.progress import Progress
 
-in_a_browser = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
-
+NO_STEP = "No step has ended: the detectors judge from the first one on."
 ID = "0123456789abcdef0123456789abcdef"
 BEFORE = "before the first step: evaluation, greedy"
 CARDS = "[data-run=early] .answer"
@@ -51,9 +50,8 @@ def url(tmp_path):
 
 
 def browsed(test):
-    for mark in in_a_browser:
-        test = mark(test)
-    return test
+    here = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+    return pytest.mark.browser(here(test))
 
 
 @browsed
@@ -66,7 +64,7 @@ def test_the_page_says_that_no_step_has_ended_and_what_is_done_now(browser, url)
     doing = page.locator(f"{CARDS}.doing")
     expect(doing).to_contain_text(f"Now, {BEFORE}; it began ")
     expect(doing.locator(".big")).to_have_text("no step of 9 has ended yet running")
-    expect(page.locator("#lane-panel")).to_contain_text("No step has ended: the detectors judge from the first one on.")
+    expect(page.locator("#lane-panel")).to_contain_text(NO_STEP)
     expect(page.locator("#runs tbody tr")).to_contain_text("unknown, no step has ended yet")
     everything = page.locator("body").inner_text()
     assert "not recorded" not in everything and "was posted" not in everything
@@ -75,7 +73,7 @@ def test_the_page_says_that_no_step_has_ended_and_what_is_done_now(browser, url)
     event = {"step": 0, "kind": "evaluation", "text": "before", "data": score}
     httpx.post(f"{url}/v1/runs/early/events", json=event).raise_for_status()
     expect(page.locator(f"{CARDS}.learning")).to_contain_text("0.250 held-out EM, greedy")
-    expect(page.locator("#lane-panel")).to_contain_text("No step has ended: the detectors judge from the first one on.")
+    expect(page.locator("#lane-panel")).to_contain_text(NO_STEP)
     assert "not recorded" not in page.locator("body").inner_text()
 
     body = {"step": 1, "metrics": {"reward/mean": 0.5}}
@@ -123,7 +121,7 @@ def test_the_report_says_the_same(browser, tmp_path, yet):
     state = "running" if yet else "cut off"
     expect(page.locator(f"{CARDS}.doing .big")).to_have_text(f"no step of 9 has ended {word}{state}")
     expect(page.locator(f"{CARDS}.learning .big")).to_have_text(f"no step has ended {word}".strip())
-    expect(page.locator("#lane-panel")).to_contain_text("No step has ended: the detectors judge from the first one on.")
+    expect(page.locator("#lane-panel")).to_contain_text(NO_STEP)
     expect(page.locator("#status")).to_have_text("report of 1 run, no step has ended")
     everything = page.locator("body").inner_text()
     assert "not recorded" not in everything and "was posted" not in everything

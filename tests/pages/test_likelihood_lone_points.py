@@ -1,4 +1,4 @@
-"""Series of a single value in a real Chromium: there is no line to draw, and the value is seen all the same."""
+"""Series of a single value in a real Chromium: there is no line to draw, and it is seen all the same."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def test_a_single_value_is_a_dot(browser, places, place, scheme):
 
 def test_a_line_of_more_values_has_no_dots(browser, tmp_path):
     """A dot a step would hide a long line; it stands where there are fewer than three values."""
-    rows = [{"step": step, "reward/mean": 0.5, "grad_norm": 1.0 if step < 3 else None} for step in range(1, 9)]
+    rows = [
+        {"step": step, "reward/mean": 0.5, "grad_norm": 1.0 if step < 3 else None} for step in range(1, 9)
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = opened(browser, write_report([tmp_path], tmp_path / "r.html").as_uri())
     until(page, f"({DRAWN})('Reward') > 0")
