@@ -1,4 +1,4 @@
-"""docs/monitor_evidence.md on the runs of the real model: the table of all of them, and the sentences beside it."""
+"""docs/monitor_evidence.md on the runs of the real model: their table, and the sentences beside it."""
 
 import re
 
