@@ -164,8 +164,8 @@ def test_a_plunge_that_began_before_a_restart_is_taken_up():
 
 
 def replayed_row(name):
-    """The row of docs/monitor_evidence.md: what the monitor of one sickness said of a recorded run, what is said
-    now beside it, and what is no longer said."""
+    """The row of docs/monitor_evidence.md: what the monitor of one sickness said of a recorded run, what is
+    said now beside it, and what is no longer said."""
     opened = gzip.open if name.endswith(".gz") else open
     with opened(ROOT / name, "rt", encoding="utf-8") as lines:
         run = [json.loads(line) for line in lines]
