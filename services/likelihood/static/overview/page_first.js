@@ -83,7 +83,7 @@
       const { word, sign, aside } = headline;
       const few = rewards.slice(-SPAN);
       lines.push(node("p", { class: first ? null : "big" }, node("span", { class: "sign", "aria-hidden": "true" }, sign), ` ${number(mean(few))} `, node("span", { class: "muted" }, `reward, mean of ${few.length === 1 ? "1 point" : `the last ${few.length} points`}: `), node(first ? "span" : "strong", { class: "direction" }, word)));
-      lines.push(node("p", { class: "muted" }, `Last step ${number(rewards[rewards.length - 1].value)}${aside ? `; ${aside}` : `, best mean ${number(best(rewards))}`}.`));
+      lines.push(node("p", { class: "muted" }, `${number(rewards[rewards.length - 1].value)} at the last step${aside ? `; ${aside}` : `, best mean ${number(best(rewards))}`}.`));
     } else if (!U.begun(run)) lines.push(node("p", { class: "big" }, U.noStep(run)));
     else lines.push(node("p", { class: first ? "muted" : "big" }, "unknown", node("span", { class: "muted" }, ": no reward/mean was posted")));
     for (const one of scored) lines.push(U.heldOutLine(one));
