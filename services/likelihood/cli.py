@@ -17,7 +17,15 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.names import accepted
 from services.common.printing.commands import typed
-from services.common.runs.paths import LATEST, METRICS, in_runs, near_run, refuse_to_lose_records, run_folder
+from services.common.runs.paths import (
+    LATEST,
+    METRICS,
+    in_runs,
+    is_run,
+    near_run,
+    refuse_to_lose_records,
+    run_folder,
+)
 from services.common.users_files import one_out
 from services.likelihood.exports import mirrors, upkeep
 from services.likelihood.exports.doubts import doubts
@@ -27,6 +35,7 @@ from services.likelihood.exports.trainers import MAPS, chosen_map
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.store import series
 from services.likelihood.store.base import SAMPLE_STEPS, LikelihoodStore
+from services.likelihood.store.of_folder import stores_in
 from services.likelihood.store.opening import open_store
 
 SERVER = "services.likelihood.rest.launch"
@@ -47,8 +56,8 @@ Store = Annotated[
     str | None,
     typer.Option(
         envvar=STORE_VARIABLE,
-        help="File, sqlite:PATH, redis://HOST:PORT/DB, a run's folder, its name in runs/, or latest; give a "
-        f"password in the environment variable. Default: {STORE}.",
+        help="File, sqlite:PATH, redis://HOST:PORT/DB, a run's folder, its name in runs/, a folder of runs, or "
+        f"latest; give a password in the environment variable. Default: {STORE}.",
     ),
 ]
 RunName = Annotated[str | None, typer.Option("--run", help="One run; all if left out.")]
@@ -89,7 +98,7 @@ def serve_likelihood(
     if ":" not in str(place) and not place.parent.is_dir():  # a new store there would hide a wrong path
         raise UserError(
             f"--store {store}: no folder {place.parent}; expected a file in a folder that is there (the file "
-            "itself may be new), redis://HOST:PORT/DB, a run's folder, or latest"
+            "itself may be new), redis://HOST:PORT/DB, a run's folder, a folder of runs, or latest"
         )
     settings = launch.ServeSettings(
         store=store,
@@ -302,16 +311,19 @@ def _file_of(word: str) -> Path | None:
 
 
 def _store_of(url: str) -> str:
-    """Address of a store, where it may have been given as a run or `latest`."""
+    """Address of a store, where it may have been given as a run, as a folder of runs, or `latest`."""
     if (file := _file_of(url)) is not None:
         return str(file)
     if url != LATEST and not in_runs(Path(url)).is_dir():
         return url
     run = run_folder(url)
     store = run / STORE
-    if not store.is_file():
-        raise UserError(f"--store {url}: no {STORE} in {run}; a run with a store.url keeps it there")
-    return str(store)
+    if store.is_file():
+        return str(store)
+    if not is_run(run) and stores_in(run):
+        return str(run)
+    below = "" if is_run(run) else ", nor in a folder in it"
+    raise UserError(f"--store {url}: no {STORE} in {run}{below}; a run with a store.url keeps it there")
 
 
 def _chosen(store: LikelihoodStore, run: str | None) -> list[str]:

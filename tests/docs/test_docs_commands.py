@@ -1,7 +1,8 @@
 """The commands of README and docs, read out of the pages.
 
 A block ```sh is run here as it stands, block after block of a page in one folder, unless the line above it
-says why not: `<!-- not run: REASON -->`. What is not run is parsed: each command of ours must exist and take
+says why not: `<!-- not run: REASON -->`. A command outside of such blocks is a fault, but for requests, which
+test_docs_curl.py sends. What is not run is parsed: each command of ours must exist and take
 its options and arguments, and its configuration keys must be keys of the configuration. Blocks for a GPU,
 root or a cluster, and those that take minutes, are parsed alone.
 """
@@ -22,6 +23,9 @@ from rollout_models import tiny_model
 from test_examples import commands
 
 from services.common.errors import UserError
+from services.likelihood.exports.mirrors import TensorBoardMirror
+from services.likelihood.records import StepRecord
+from services.likelihood.store.opening import open_store
 from trainer.commands.cli import app
 from trainer.config.schema import Config, load_config, paths_of
 
@@ -65,6 +69,26 @@ def test_each_block_that_is_not_run_has_a_reason_of_the_list():
     assert marks == sum(b.why is not None for b in BLOCKS), "a mark stands right above its block"
 
 
+OTHER_FORMS = re.compile(
+    r"^(?: {4,}(?:\$ )?|\$ )(?:[A-Z_]+=\S+ )*"
+    r"(?:unspiral|python3?|pip|uv|make|docker|kubectl|ray|pytest|git|deploy/\S+\.sh) .*$",
+    re.M,
+)
+
+
+def escaped(text):
+    """Commands outside of the blocks that are run or marked."""
+    return OTHER_FORMS.findall(re.sub(r"^```sh\n.*?^```", "", text, flags=re.M | re.S))
+
+
+def test_no_command_stands_where_nothing_runs_it():
+    text = "    unspiral runs\n\n```sh\nunspiral runs\n```\n\n    $ make demo\n\n    unspiral: no run\n"
+    assert escaped(text) == ["    unspiral runs", "    $ make demo"]
+    assert escaped("```\n$ make demo\nas it is\n```\n") == ["$ make demo"]
+    found = {page.name: escaped(page.read_text(encoding="utf-8")) for page in PAGES}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
 def parsed(words):
     """Raises where click would not take these words: an argument that is missing counts too."""
     command = typer.main.get_command(app)
@@ -105,9 +129,30 @@ def test_a_command_that_lacks_an_argument_and_a_key_that_is_none_are_noticed():
         load_config(ROOT / "examples" / "demo.yaml", ["learner.lrr=1"])
 
 
+def recorded(folder):
+    """A run of ours, a run of TRL's, event files of TensorBoard, and a likelihood store."""
+    steps = [{"step": n, "reward/mean": 0.1 * n, "grad_norm": 1.0} for n in range(1, 6)]
+    (folder / "runs" / "mine").mkdir(parents=True)
+    (folder / "runs" / "mine" / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in steps))
+    state = {
+        "log_history": [{"step": m["step"], "reward": m["reward/mean"], "grad_norm": 1.0} for m in steps]
+    }
+    (folder / "trainer_state.json").write_text(json.dumps(state))
+    mirror = TensorBoardMirror(folder / "tensorboard")
+    store = open_store(str(folder / "likelihood.db"))
+    for step in steps:
+        metrics = {name: value for name, value in step.items() if name != "step"}
+        mirror.step("my-run", step["step"], 1.0, metrics, None)
+        store.put_step("mine", StepRecord(step=step["step"], metrics=metrics, trajectories=[]))
+    store.close()
+    mirror.close()
+
+
 @pytest.fixture
 def folder(tmp_path):
-    """What a reader has who follows a page: a model, questions, a corpus, and `unspiral` on the PATH."""
+    """What a reader has who follows a page: a model, questions, a corpus, recorded runs, and `unspiral` on
+    the PATH."""
+    recorded(tmp_path)
     tiny_model(tmp_path / "models" / "mine")
     rows = [(f"q{i}", f"where is n{i} ?", [f"n{i + 1}"], "mine") for i in range(12)]
     for name, part in (("questions", rows[:8]), ("held_out", rows[8:])):
@@ -116,6 +161,9 @@ def folder(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
     passages = [{"id": str(i), "contents": f'"n{i}"\nn{i} is where n{i + 1} is'} for i in range(12)]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(p) + "\n" for p in passages))
+    (tmp_path / "clocks.csv").write_text("Object No,Name,Description\n7,Clock 7,It stands where n1 is\n")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "clocks.md").write_text("# Clocks\n\nClock 7 stands where n1 is.\n")
     program = tmp_path / "bin" / "unspiral"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m trainer "$@"\n')
@@ -123,6 +171,12 @@ def folder(tmp_path):
     return tmp_path
 
 
+MINE = """
+run: {name: mine}
+model: {path: models/mine}
+data: {train: questions.jsonl}
+retriever: {index: index/}
+"""
 RUN_HERE = [page for page in PAGES if any(b.why is None for b in blocks(page))]
 
 
@@ -133,6 +187,8 @@ def test_blocks_without_a_mark_run_as_they_stand(page, folder):
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "COLUMNS": "200",
     }
+    if "--out mine.yaml" not in page.read_text(encoding="utf-8"):
+        (folder / "mine.yaml").write_text(MINE)
     for block in (b for b in blocks(page) if b.why is None):
         done = subprocess.run(
             ["sh", "-ec", block.text],

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 
 from services.common.errors import UserError
 from services.common.loading.extras import needed_for
 from services.common.redaction import address_without_secrets
 from services.likelihood.store.base import SAMPLE_STEPS, LikelihoodStore
+from services.likelihood.store.of_folder import FolderStore, stores_in
 from services.likelihood.store.sqlite.store import SQLiteStore
 
 REDIS_STORE = "services.likelihood.store.redis.store"
@@ -15,7 +17,8 @@ REDIS_STORE = "services.likelihood.store.redis.store"
 
 
 def open_store(url: str, token_steps: int = 8, sample_steps: int = SAMPLE_STEPS) -> LikelihoodStore:
-    """`PATH`, `sqlite:PATH`, or `redis://HOST:PORT/DB`. Raises EnvironmentLacks or UserError in one line."""
+    """`PATH`, `sqlite:PATH`, or `redis://HOST:PORT/DB`; a folder of runs is a store too. Raises
+    EnvironmentLacks or UserError in one line."""
     if url.startswith(("redis:", "rediss:", "unix:")):
         with needed_for(f"store {address_without_secrets(url)}", "redis"):
             found = import_module(REDIS_STORE)
@@ -24,4 +27,6 @@ def open_store(url: str, token_steps: int = 8, sample_steps: int = SAMPLE_STEPS)
     path = url.removeprefix("sqlite:")
     if "://" in url or not path or path == ":memory:":  # each thread would have a database of its own
         raise UserError(f"store {url!r}: expected a file path, sqlite:PATH or redis://HOST:PORT/DB")
+    if stores_in(Path(path)):
+        return FolderStore(Path(path), token_steps, sample_steps)
     return SQLiteStore(path, token_steps, sample_steps)

@@ -1,0 +1,193 @@
+"""The search of the site, in a browser: what a user would type leads to the page that answers it."""
+
+from __future__ import annotations
+
+import pytest
+from chromium import CHROMIUM, browser, until  # noqa: F401
+from test_docs_site import served, site  # noqa: F401
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
+]
+DETECTORS = "monitor/#detectors-what-each-alarm-means-and-what-to-do"
+ANSWERS = "run_folder/#where-the-answers-are-answersjsonl-trajectories"
+FIRST = {
+    "7B": "gpu/#how-many-gpus-a-7b-needs",
+    "how many GPUs for a 7B": "gpu/#how-many-gpus-a-7b-needs",
+    "3B": "gpu/#memory-by-model-size",
+    "out of memory": "gpu/#memory-by-model-size",
+    "EM": "algorithms/#scoring-rewardkind",
+    "F1": "algorithms/#scoring-rewardkind",
+    "KL": "algorithms/#kl-entropy-importance-weights",
+    "RL": "",
+    "answers.jsonl": ANSWERS,
+    "where do my answers lie": ANSWERS,
+    "alarm acceleration": DETECTORS,
+    "what does this alarm mean": DETECTORS,
+    "add a worker": "reliability/#add-a-worker-or-take-one-away",
+    "how to stop a run": "reliability/#stop-a-run-signals-and-the-drivers-death",
+    "--resume latest": "resume/",
+    "pip install": "deploy/#installing",
+    "docker compose": "deploy/#compose",
+    "verl": "any_trainer/#verl",
+    "warm start": "gpu/#warm-start-a-model-that-does-not-write-the-tags",
+    "how do I write a template": "extend/#a-template",
+    "my own tool": "extend/#a-tool",
+    "logp/right": "metrics/#likelihood",
+    "metrics.jsonl": "metrics/",
+    "wandb": "metrics/#other-trackers",
+    "prometheus": "likelihood_service/#prometheus-access-limits",
+    "reward stays 0": "not_learning/",
+    "csv questions": "data/",
+    "ask a question": "ask/#ask-a-question",
+    "token password": "security/#tokens",
+    "how to read the live page": "pages/",
+}
+"""What is typed, and where the first result leads."""
+AMONG_THREE = {
+    "SIGTERM": "reliability/#stop-a-run-signals-and-the-drivers-death",
+    "my own reward": "extend/",
+    "LoRA": "gpu/",
+    "grad_norm": "metrics/",
+    "learner.lr": "not_learning/",
+    "does LLDS help": "collapse_bench/",
+    "checkpoint best": "run_folder/",
+    "what is LLDS": "algorithms/#llds-algorithmllds",
+    "hotpotqa": "data/",
+    "redis": "likelihood_service/#stores",
+}
+"""The same of the first three results, by their beginnings."""
+RESULTS = (
+    "[...document.querySelectorAll('#mkdocs-search-results article a')].map(a => a.getAttribute('href'))"
+)
+
+
+@pytest.fixture(scope="module")
+def url(site):
+    with served(site) as url:
+        yield url
+
+
+@pytest.fixture
+def failed():
+    """Errors of the page's scripts."""
+    return []
+
+
+@pytest.fixture
+def page(url, browser, failed):
+    page = browser.new_page()
+    page.on("pageerror", lambda error: failed.append(str(error)))
+    page.on("console", lambda m: failed.append(m.text) if m.type == "error" else None)
+    opened(page, f"{url}/")
+    yield page
+    page.close()
+
+
+def opened(page, address):
+    page.goto(address)
+    page.locator("a[data-bs-target='#mkdocs_search_modal']").click()
+    field(page).wait_for(state="visible")
+
+
+def field(page):
+    return page.locator("#mkdocs-search-query")
+
+
+def asked(page, query):
+    """Where the results lead, once they are those of this query: the worker says which it answers."""
+    return page.evaluate(
+        """query => new Promise(done => {
+             const told = ({data}) => {
+               if (data.query !== query || !data.results) return;
+               searchWorker.removeEventListener("message", told);
+               done(data.results.map(result => result.location));
+             };
+             searchWorker.addEventListener("message", told);
+             searchWorker.postMessage({query});
+           })""",
+        query,
+    )
+
+
+def until_held(page, held, seconds=30):
+    for _ in range(10 * seconds):
+        if held:
+            return
+        page.wait_for_timeout(100)
+    raise TimeoutError("the page did not ask for its index")
+
+
+def test_what_a_user_would_type_finds_the_page_that_answers_it(page, failed):
+    found = {query: asked(page, query)[:3] for query in FIRST | AMONG_THREE}
+    wrong = {query: found[query] for query, place in FIRST.items() if found[query][:1] != [place]}
+    assert wrong == {}
+    late = {
+        q: found[q] for q, place in AMONG_THREE.items() if not any(at.startswith(place) for at in found[q])
+    }
+    assert late == {}
+    assert failed == []
+
+
+def test_two_letters_are_searched_as_they_are_typed(page):
+    field(page).press_sequentially("7B")
+    until(page, f"{RESULTS}.length > 0")
+    assert page.evaluate(RESULTS)[0].removeprefix("./") == "gpu/#how-many-gpus-a-7b-needs"
+    title = page.locator("#mkdocs-search-results article a").first.inner_text()
+    assert title == "GPUs: How many GPUs a 7B needs", "a section says whose it is"
+
+
+def test_enter_opens_the_first_result_of_what_was_typed(page, url):
+    field(page).fill("alarm acceleration")
+    field(page).press("Enter")
+    page.wait_for_url(f"{url}/{DETECTORS}")
+
+
+def test_enter_before_the_index_is_there_opens_the_first_result_all_the_same(page, url):
+    held = []
+    page.route("**/search_index.json", lambda route: held.append(route))
+    opened(page, f"{url}/ask/")
+    field(page).fill("verl")
+    field(page).press("Enter")
+    until_held(page, held)
+    held[0].continue_()
+    page.wait_for_url(f"{url}/any_trainer/#verl")
+
+
+def test_what_was_typed_before_the_index_is_there_is_searched_once_it_is(page, url):
+    held = []
+    page.route("**/search_index.json", lambda route: held.append(route))
+    opened(page, f"{url}/ask/")
+    field(page).press_sequentially("verl")
+    until_held(page, held)
+    held[0].continue_()
+    until(page, f"{RESULTS}.length > 0")
+    assert page.evaluate(RESULTS)[0].endswith("any_trainer/#verl")
+
+
+def test_enter_on_a_result_of_the_same_page_closes_the_dialog(page, url):
+    opened(page, f"{url}/any_trainer/")
+    field(page).fill("verl")
+    field(page).press("Enter")
+    page.wait_for_url(f"{url}/any_trainer/#verl")
+    page.locator("#mkdocs_search_modal").wait_for(state="hidden")
+
+
+def test_enter_without_a_result_stays_and_says_so(page, url):
+    field(page).fill("zzyzx")
+    field(page).press("Enter")
+    page.get_by_text("No results found").wait_for()
+    assert page.url == f"{url}/" and field(page).is_visible()
+
+
+@pytest.mark.parametrize("query", ["logp/right: what is it", "-1", "^ ~ *", "a:b", "+loss", "the", "*", "ü"])
+def test_what_is_typed_is_no_query_language(page, failed, query):
+    """MkDocs' own worker ends with an error at the first of these, and answers nothing more."""
+    asked(page, query)
+    assert asked(page, "verl")[0] == "any_trainer/#verl"
+    assert failed == []
+
+
+def test_a_word_that_is_not_finished_finds_what_begins_with_it(page):
+    assert any(place.startswith("deploy/#kube") for place in asked(page, "kubern"))
