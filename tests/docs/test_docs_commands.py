@@ -69,22 +69,25 @@ def test_each_block_that_is_not_run_has_a_reason_of_the_list():
     assert marks == sum(b.why is not None for b in BLOCKS), "a mark stands right above its block"
 
 
-OTHER_FORMS = re.compile(
-    r"^(?: {4,}(?:\$ )?|\$ )(?:[A-Z_]+=\S+ )*"
-    r"(?:unspiral|python3?|pip|uv|make|docker|kubectl|ray|pytest|git|deploy/\S+\.sh) .*$",
-    re.M,
+COMMAND = (
+    r"(?:[A-Z_]+=\S+ )*(?:unspiral|python3?|pip|uv|make|docker|kubectl|ray|pytest|git|deploy/\S+\.sh) .*$"
 )
+INDENTED = re.compile(rf"^(?: {{4,}}(?:\$ )?|\$ ){COMMAND}", re.M)
+AT_THE_MARGIN = re.compile(rf"^{COMMAND}", re.M)
+OTHER_FENCE = re.compile(r"^```(?:|bash|shell|console)\n(.*?)^```", re.M | re.S)
 
 
 def escaped(text):
     """Commands outside of the blocks that are run or marked."""
-    return OTHER_FORMS.findall(re.sub(r"^```sh\n.*?^```", "", text, flags=re.M | re.S))
+    rest = re.sub(r"^```sh\n.*?^```", "", text, flags=re.M | re.S)
+    return [*INDENTED.findall(rest), *AT_THE_MARGIN.findall("".join(OTHER_FENCE.findall(rest)))]
 
 
 def test_no_command_stands_where_nothing_runs_it():
     text = "    unspiral runs\n\n```sh\nunspiral runs\n```\n\n    $ make demo\n\n    unspiral: no run\n"
     assert escaped(text) == ["    unspiral runs", "    $ make demo"]
-    assert escaped("```\n$ make demo\nas it is\n```\n") == ["$ make demo"]
+    assert escaped("```\n$ make demo\nunspiral: no run\n```\n") == ["$ make demo"]
+    assert escaped("```bash\npip install .\n```\n\nmake docs is a target\n") == ["pip install ."]
     found = {page.name: escaped(page.read_text(encoding="utf-8")) for page in PAGES}
     assert {name: lines for name, lines in found.items() if lines} == {}
 
@@ -159,8 +162,10 @@ def folder(tmp_path):
         names = ("id", "question", "golden_answers", "data_source")
         lines = [json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in part]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
-    passages = [{"id": str(i), "contents": f'"n{i}"\nn{i} is where n{i + 1} is'} for i in range(12)]
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(p) + "\n" for p in passages))
+    passages = [{"id": str(i), "contents": f'"n{i}"\nn{i} is where n{i + 1} is'} for i in range(20)]
+    for name, of in (("corpus", passages[:12]), ("new", passages[12:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(p) + "\n" for p in of))
+    (tmp_path / "gone.txt").write_text("3\n")
     (tmp_path / "clocks.csv").write_text("Object No,Name,Description\n7,Clock 7,It stands where n1 is\n")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "clocks.md").write_text("# Clocks\n\nClock 7 stands where n1 is.\n")
