@@ -8,16 +8,11 @@ root or a cluster, and those that take minutes, are parsed alone.
 """
 
 import json
-import os
 import re
-import shlex
-import subprocess
-import sys
-from typing import NamedTuple
 
 import pytest
 import typer
-from end_to_end import ENVIRONMENT
+from page_commands import PAGES, as_typed, blocks
 from places import ROOT
 from rollout_models import tiny_model
 from test_examples import commands
@@ -29,7 +24,6 @@ from services.likelihood.store.opening import open_store
 from trainer.commands.cli import app
 from trainer.config.schema import Config, load_config, paths_of
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 REASONS = {
     "gpu": "needs a GPU",
     "root": "needs root, or Docker",
@@ -37,27 +31,9 @@ REASONS = {
     "network": "fetches packages or models",
     "minutes": "takes minutes",
     "server": "runs until it is stopped, or asks one that runs",
-    "a trained run": "needs a run or results that took minutes",
+    "a trained run": "needs a run or results that took minutes; test_demo.py runs those of README and ask.md",
     "another trainer": "needs verl, TRL, OpenRLHF, SkyRL or slime",
 }
-BLOCK = re.compile(r"^(?:<!-- not run: (?P<why>.+?) -->\n)?```sh\n(?P<text>.*?)^```", re.M | re.S)
-
-
-class Block(NamedTuple):
-    page: str
-    line: int
-    why: str | None
-    text: str
-
-
-def blocks(page):
-    text = page.read_text(encoding="utf-8")
-    return [
-        Block(page.name, text[: m.start("text")].count("\n") + 1, m["why"], m["text"])
-        for m in BLOCK.finditer(text)
-    ]
-
-
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 
 
@@ -153,8 +129,7 @@ def recorded(folder):
 
 @pytest.fixture
 def folder(tmp_path):
-    """What a reader has who follows a page: a model, questions, a corpus, recorded runs, and `unspiral` on
-    the PATH."""
+    """What a reader has who follows a page: a model, questions, a corpus, and recorded runs."""
     recorded(tmp_path)
     tiny_model(tmp_path / "models" / "mine")
     rows = [(f"q{i}", f"where is n{i} ?", [f"n{i + 1}"], "mine") for i in range(12)]
@@ -169,10 +144,6 @@ def folder(tmp_path):
     (tmp_path / "clocks.csv").write_text("Object No,Name,Description\n7,Clock 7,It stands where n1 is\n")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "clocks.md").write_text("# Clocks\n\nClock 7 stands where n1 is.\n")
-    program = tmp_path / "bin" / "unspiral"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m trainer "$@"\n')
-    program.chmod(0o755)
     return tmp_path
 
 
@@ -188,19 +159,8 @@ RUN_HERE = [page for page in PAGES if any(b.why is None for b in blocks(page))]
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", RUN_HERE, ids=lambda p: p.name)
 def test_blocks_without_a_mark_run_as_they_stand(page, folder):
-    environment = ENVIRONMENT | {
-        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "COLUMNS": "200",
-    }
     if "--out mine.yaml" not in page.read_text(encoding="utf-8"):
         (folder / "mine.yaml").write_text(MINE)
     for block in (b for b in blocks(page) if b.why is None):
-        done = subprocess.run(
-            ["sh", "-ec", block.text],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        done = as_typed(block.text, folder)
         assert done.returncode == 0, f"{page.name}, line {block.line}: {done.stdout}{done.stderr}"
