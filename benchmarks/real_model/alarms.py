@@ -1,5 +1,5 @@
-"""The table of the real model's runs in docs/monitor.md: when the likelihood alarm came, and when the reward
-fell. `python -m benchmarks.real_model.alarms docs/monitor.md` writes it into the page."""
+"""The table of the real model's runs in docs/monitor_evidence.md: when the likelihood alarm came, and when
+the reward fell. `python -m benchmarks.real_model.alarms docs/monitor_evidence.md` writes it into the page."""
 
 from __future__ import annotations
 

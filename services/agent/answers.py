@@ -71,6 +71,14 @@ def about(trajectory: Trajectory) -> dict[str, Any]:
         "finish": trajectory.finish,
         "searches": trajectory.searches,
         "seconds": round(trajectory.seconds, 6),
+        "turns": [
+            {
+                "kind": action.kind,
+                "tokens": len(action.token_ids),
+                "searches": int(action.document_ids is not None),
+            }
+            for action in trajectory.actions
+        ],
     }
 
 

@@ -10,11 +10,12 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import fastapi
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from sse_starlette import EventSourceResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -36,6 +37,8 @@ from services.common.errors import EnvironmentLacks, UnspiralError, UserError, e
 from services.common.http.app import new_app
 from services.common.http.bodies import json_body, read_body
 from services.common.http.faults import described, text_answer
+from services.common.http.gate import HEALTH
+from services.common.http.pages import CONTENT_POLICY
 from services.contracts import Trajectory
 from services.rollout.errors import WorkerLostError
 from services.rollout.worker.watching import Event, Restarted
@@ -48,6 +51,11 @@ MAX_BODY_BYTES = 1 << 20
 PING_SECONDS = 15
 """A stream in which nothing is written for so long, as in a slow search, gets a comment: proxies end silent
 connections."""
+_PAGE = Path(__file__).with_name("ask.html")
+PAGE_HEADERS = {"Content-Security-Policy": CONTENT_POLICY, "Cache-Control": "no-cache"}
+OPEN_PATHS = HEALTH | {"/"}
+"""Asked for no token beside health: the page to ask in, which holds no data and sends the token that its user
+types in."""
 TO_ASK = described(404, 408, 413, 429, 504, model=ErrorObject)
 Name = Annotated[str, fastapi.Path(max_length=256, description="a name that /v1/models lists")]
 
@@ -137,7 +145,8 @@ def create_app(
     agent: Asked, name: str, token: str | None = None, limits: ServiceLimits | None = None
 ) -> FastAPI:
     """The application. It starts the agent when it runs, and closes it in the end: `/healthz` answers at
-    once, `/readyz` when the model is loaded. With a token, everything but health needs it.
+    once, `/readyz` when the model is loaded. With a token, everything but health and the page
+    needs it.
 
     name: the model's."""
     service = Service(agent, name, limits or ServiceLimits())
@@ -164,6 +173,7 @@ def create_app(
         lambda status: service.metrics.refused.labels(str(status)).inc(),
         lifespan,
         FORM,
+        OPEN_PATHS,
     )
     app.state.service = service
 
@@ -213,9 +223,9 @@ def create_app(
         """Prometheus: questions, tokens, searches, and how long answers take."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.get("/", include_in_schema=False)
-    async def root() -> RedirectResponse:
-        return RedirectResponse("/docs")
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def page() -> HTMLResponse:
+        return HTMLResponse(_PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
 
     return app
 

@@ -191,7 +191,8 @@ def show(status: RunStatus) -> None:
         console.print("no run")
         return
     if status.state == "ended":
-        text = f"run {status.run}: {status.stage}, after step {status.step}; its folder: {status.folder}"
+        when = places.when_ended(status.step)
+        text = f"run {status.run}: {status.stage}, {when}; its folder: {status.folder}"
         console.print(text, markup=False, soft_wrap=True)
         return
     if status.state == "starting" and not status.workers:
@@ -205,8 +206,9 @@ def show(status: RunStatus) -> None:
     rewards = " ".join("-" if r is None else f"{r:.3f}" for r in status.rewards)
     lines = {
         "run": f"{status.run}, attempt {status.attempt}: {status.state}",
-        "steps done": f"{status.step} of {status.steps}" + (f" ({status.stage})" if status.stage else ""),
-        "phase": status.phase,
+        "steps done": (f"{status.step} of {status.steps}" if status.step else f"none of {status.steps} yet")
+        + (f" ({status.stage})" if status.stage else ""),
+        "phase": status.phase if status.step else "unknown: no step has ended yet",
         "policy version": str(status.version),
         "reward": rewards,
         "tokens/s": f"{status.tokens_per_s:.0f}",

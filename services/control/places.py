@@ -51,9 +51,14 @@ class Place:
                 "in some seconds), or has control.enabled=false"
             )
         raise UserError(
-            f"{self.run}: {state} after step {last_step(self.run or RUNS)}, so no control plane answers for "
+            f"{self.run}: {state} {when_ended(last_step(self.run or RUNS))}, so no control plane answers for "
             "it; `unspiral runs` lists the runs that are running"
         )
+
+
+def when_ended(last: int) -> str:
+    """last: the last step that was recorded, 0 for none."""
+    return f"after step {last}" if last else "before its first step ended"
 
 
 def place_of(given: str | None) -> Place:

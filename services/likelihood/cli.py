@@ -16,7 +16,7 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.names import accepted
 from services.common.printing.commands import typed
-from services.common.runs.paths import LATEST, run_folder
+from services.common.runs.paths import LATEST, is_run, run_folder
 from services.likelihood.exports import mirrors, upkeep
 from services.likelihood.exports.doubts import doubts
 from services.likelihood.exports.report import write_report
@@ -25,6 +25,7 @@ from services.likelihood.exports.trainers import MAPS, chosen_map
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.store import series
 from services.likelihood.store.base import SAMPLE_STEPS, LikelihoodStore
+from services.likelihood.store.of_folder import stores_in
 from services.likelihood.store.opening import open_store
 
 SERVER = "services.likelihood.rest.launch"
@@ -38,8 +39,8 @@ Store = Annotated[
     str,
     typer.Option(
         envvar="UNSPIRAL_STORE",
-        help="File, sqlite:PATH, redis://HOST:PORT/DB, a run's folder, or latest; give a password in the "
-        "environment variable.",
+        help="File, sqlite:PATH, redis://HOST:PORT/DB, a run's folder, a folder of runs, or latest; give a "
+        "password in the environment variable.",
     ),
 ]
 RunName = Annotated[str | None, typer.Option("--run", help="One run; all if left out.")]
@@ -79,7 +80,7 @@ def serve_likelihood(
     if ":" not in str(place) and not place.parent.is_dir():  # a new store there would hide a wrong path
         raise UserError(
             f"--store {store}: no folder {place.parent}; expected a file in a folder that is there (the file "
-            "itself may be new), redis://HOST:PORT/DB, a run's folder, or latest"
+            "itself may be new), redis://HOST:PORT/DB, a run's folder, a folder of runs, or latest"
         )
     settings = launch.ServeSettings(
         store=store,
@@ -260,14 +261,17 @@ def _opened(url: str) -> AbstractContextManager[LikelihoodStore]:
 
 
 def _store_of(url: str) -> str:
-    """Address of a store, where it may have been given as a run's folder or `latest`."""
+    """Address of a store, where it may have been given as a run's folder, as one of runs, or `latest`."""
     if url != LATEST and not Path(url).is_dir():
         return url
     run = run_folder(url)
     store = run / "likelihood.db"
-    if not store.is_file():
-        raise UserError(f"--store {url}: no likelihood.db in {run}; a run with a store.url keeps it there")
-    return str(store)
+    if store.is_file():
+        return str(store)
+    if not is_run(run) and stores_in(run):
+        return str(run)
+    below = "" if is_run(run) else ", nor in a folder in it"
+    raise UserError(f"--store {url}: no likelihood.db in {run}{below}; a run with a store.url keeps it there")
 
 
 def _chosen(store: LikelihoodStore, run: str | None) -> list[str]:

@@ -160,7 +160,8 @@ def test_a_completion_holds_the_answer_the_reasoning_and_each_search(served, sti
     tokens = choice["logprobs"]["content"]
     assert [(t["token"], t["logprob"]) for t in tokens] == [(" t1", -0.5), (" t2", -0.25), (" t6", -0.125)]
     assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
-    assert answer["unspiral"] == {"finish": "answer", "searches": 1, "seconds": 1.5}
+    turns = [{"kind": "search", "tokens": 2, "searches": 1}, {"kind": "answer", "tokens": 1, "searches": 0}]
+    assert answer["unspiral"] == {"finish": "answer", "searches": 1, "seconds": 1.5, "turns": turns}
     counted = served.get("/metrics").text
     assert 'unspiral_agent_questions_total{finish="answer"}' in counted
     assert "unspiral_agent_tokens_total" in counted and "unspiral_agent_running 0.0" in counted

@@ -37,7 +37,7 @@ FIRST = {
     "logp/right": "metrics/#likelihood",
     "metrics.jsonl": "metrics/",
     "wandb": "metrics/#other-trackers",
-    "prometheus": "monitor/#prometheus-access-limits",
+    "prometheus": "likelihood_service/#prometheus-access-limits",
     "reward stays 0": "not_learning/",
     "csv questions": "data/",
     "ask a question": "ask/#ask-a-question",
@@ -55,7 +55,7 @@ AMONG_THREE = {
     "checkpoint best": "run_folder/",
     "what is LLDS": "algorithms/#llds-algorithmllds",
     "hotpotqa": "data/",
-    "redis": "monitor/#stores",
+    "redis": "likelihood_service/#stores",
 }
 """The same of the first three results, by their beginnings."""
 RESULTS = (

@@ -102,3 +102,40 @@ def test_links_of_the_front_pages_lead_to_files(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     missing = [target for target in LINK.findall(text) if not (ROOT / target).exists()]
     assert missing == []
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_on_a_phone_tables_with_sentences_are_told_row_by_row(site, browser):
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    with served(site) as url:
+        page.goto(f"{url}/monitor/")
+        row = page.locator("tr", has_text="trajectories that are cut off")
+        assert (
+            page.evaluate("[...document.querySelectorAll('.wide')].filter((e) => e.scrollWidth > 390)") == []
+        )
+        assert row.locator("td").evaluate_all("(cells) => cells.map((c) => c.checkVisibility())") == [
+            *(True, True, False, False, False, False)
+        ]
+        assert row.locator("td").nth(1).evaluate("(e) => getComputedStyle(e, '::before').content") == (
+            '"a sign of"'
+        )
+        row.get_by_role("button", name="More about truncation").click()
+        assert row.get_by_text("a higher limit of tokens").is_visible()
+        page.get_by_role("button", name="open all rows").first.click()
+        assert page.get_by_text("the questions became harder on purpose").is_visible()
+        page.set_viewport_size({"width": 1440, "height": 844})
+        assert row.locator("td").first.evaluate("(e) => getComputedStyle(e).display") == "table-cell"
+        assert page.locator("button.more:visible").count() == 0
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.goto(f"{url}/monitor_evidence/")  # numbers stay a table, in a frame that scrolls
+        numbers = page.locator("table", has_text="GRPO, lr 1.5e-4")
+        assert numbers.locator("td").first.evaluate("(e) => getComputedStyle(e).display") == "table-cell"
+    page.close()
+
+
+def test_the_page_of_an_alarm_says_first_what_it_means_and_what_to_do():
+    text = (ROOT / "docs" / "monitor.md").read_text(encoding="utf-8")
+    parts = re.findall(r"^## (.+)$", text, re.M)
+    assert parts[:2] == ["Phases", "Detectors: what each alarm means, and what to do"]
+    assert "Actions" in parts and parts[-1] == "What is measured"

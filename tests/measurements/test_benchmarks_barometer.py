@@ -204,7 +204,7 @@ def test_the_page_says_how_many_kinds_are_named_after_the_fall():
 
 
 def test_the_page_holds_the_tables_of_what_is_committed(tmp_path):
-    page = (ROOT / "docs" / "monitor.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "monitor_evidence.md").read_text(encoding="utf-8")
     shown = page.partition(FIRST)[2].partition(LAST)[0].strip()
     assert shown == everything(read_all(RESULTS))
     copy = tmp_path / "page.md"

@@ -1,4 +1,4 @@
-"""docs/monitor.md on the runs of the real model: the table of all of them, and the sentences beside it."""
+"""docs/monitor_evidence.md on the runs of the real model: their table, and the sentences beside it."""
 
 import re
 
@@ -8,13 +8,13 @@ from places import ROOT
 from benchmarks.real_model.alarms import FIRST, LAST, alarmed, block
 from benchmarks.real_model.training import RESULTS
 
-PAGE = (ROOT / "docs" / "monitor.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "monitor_evidence.md").read_text(encoding="utf-8")
 SAID = " ".join(PAGE.split())
 
 
 def test_the_page_shows_every_committed_run():
     shown = PAGE.partition(FIRST)[2].partition(LAST)[0].strip()
-    assert shown == block(), "run: python -m benchmarks.real_model.alarms docs/monitor.md"
+    assert shown == block(), "run: python -m benchmarks.real_model.alarms docs/monitor_evidence.md"
     found = {one.name: one for one in alarmed()}
     assert sorted(found) == sorted(path.name.removesuffix(".jsonl.gz") for path in RESULTS.glob("*.gz"))
     assert shown.count("| 0.5B, ") == len(found) == 15

@@ -164,8 +164,8 @@ def test_a_plunge_that_began_before_a_restart_is_taken_up():
 
 
 def replayed_row(name):
-    """The row of docs/monitor.md: what the monitor of one sickness said of a recorded run, what is said now
-    beside it, and what is no longer said."""
+    """The row of docs/monitor_evidence.md: what the monitor of one sickness said of a recorded run, what is
+    said now beside it, and what is no longer said."""
     opened = gzip.open if name.endswith(".gz") else open
     with opened(ROOT / name, "rt", encoding="utf-8") as lines:
         run = [json.loads(line) for line in lines]
@@ -206,7 +206,7 @@ def test_one_loss_makes_one_alarm_and_a_further_loss_another():
 
 
 def test_the_page_says_what_the_detectors_changed_in_every_recorded_run():
-    page = (ROOT / "docs" / "monitor.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "monitor_evidence.md").read_text(encoding="utf-8")
     table = page.partition("<!-- replay: begin -->")[2].partition("<!-- replay: end -->")[0]
     assert table.strip().splitlines()[2:] == [replayed_row(name) for name in BEFORE]
 

@@ -1,4 +1,4 @@
-"""docs/monitor.md says what is."""
+"""docs/monitor.md, and the pages of its evidence and of its service, say what is."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from services.likelihood.records import StepRecord
 from services.settings import MonitorRules
 
 PAGE = (ROOT / "docs" / "monitor.md").read_text(encoding="utf-8")
+EVIDENCE = (ROOT / "docs" / "monitor_evidence.md").read_text(encoding="utf-8")
+SERVICE = (ROOT / "docs" / "likelihood_service.md").read_text(encoding="utf-8")
 
 
 def first_alarms(run):
@@ -34,7 +36,7 @@ def lab(name, folder="lab"):
 def test_the_table_of_recorded_runs_is_what_the_monitor_does():
     shown = [
         re.findall(r"\d+", row.split("|")[2])
-        for row in PAGE.splitlines()
+        for row in EVIDENCE.splitlines()
         if row.startswith(("| GRPO", "| LLDS .5, lr"))
     ]
     names = [("g15n_0", "g15n_1"), ("grpo_0", "grpo_1", "grpo_2"), ("padmask_g15_0",), ("llds5_0", "llds5_1")]
@@ -49,7 +51,7 @@ def test_the_table_of_recorded_runs_is_what_the_monitor_does():
 
 
 def test_the_table_of_new_runs_is_what_the_monitor_does():
-    rows = [row for row in PAGE.splitlines() if row.startswith(("| plain GRPO", "| LLDS .5, seed"))]
+    rows = [row for row in EVIDENCE.splitlines() if row.startswith(("| plain GRPO", "| LLDS .5, seed"))]
     shown = [re.findall(r"\d+", row.split("|")[2]) for row in rows]
     names = ("0-grpo", "1-grpo", "2-grpo", "1-llds", "2-llds", "0-llds")
     found = {name: [str(s) for s in lab(f"collapse-{name}", "demo_runs")] for name in names}
@@ -95,14 +97,14 @@ def test_every_rule_has_its_row_with_the_metrics_it_reads():
 
 
 def test_the_numbers_of_made_up_sick_and_healthy_runs_are_as_stated():
-    kinds = int(re.search(r"one of (\d+) sicknesses", PAGE)[1])
+    kinds = int(re.search(r"one of (\d+) sicknesses", EVIDENCE)[1])
     assert kinds == sum(rule is not None for rule in SICK.values())
-    stated = int(re.search(r"\| (\d+) alarms in 30,000 steps", PAGE)[1])
+    stated = int(re.search(r"\| (\d+) alarms in 30,000 steps", EVIDENCE)[1])
     found = [a for seed in range(100) for a in alarms_of(rows_of(healthy_run(seed, 300)))]
     assert len(found) == stated <= 30
 
 
 def test_the_example_post_is_accepted():
-    body = re.search(r"-d '(.*?)'\n", PAGE, re.S)[1]
+    body = re.search(r"-d '(.*?)'\n", SERVICE, re.S)[1]
     record = StepRecord.model_validate_json(body)
     assert record.trajectories[0].actions[0].documents == ["d7"]

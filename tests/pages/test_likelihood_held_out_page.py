@@ -37,7 +37,7 @@ def evaluated(url, number, tag, score):
 def test_each_score_is_on_the_open_page_when_it_is_made(browser, run):
     page = opened(browser, f"{run}/#runs=r")
     learning = page.locator(".answer.learning")
-    learning.filter(has_text="No held-out score was posted").wait_for()
+    learning.filter(has_text="no step has ended yet").wait_for()
     evaluated(run, 0, "before", 0.0)
     only = "0 held-out EM, greedy, before training, the only score so far "
     only += "(200 questions, 95 % interval 0.00 to 0.02)"

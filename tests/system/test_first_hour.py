@@ -72,7 +72,7 @@ def test_a_run_whose_control_plane_is_not_up_yet_is_told_from_one_that_has_ended
             assert status == 3 and err.startswith(f"unspiral: {holder}it starts or ends (ask again in")
     for command in (("workers", "list", "latest"), ("pause", "runs/mine")):
         status, _, err = run(*command)
-        assert status == 2 and "after step 0, so no control plane answers for it" in err
+        assert status == 2 and "before its first step ended, so no control plane answers for it" in err
     status, out, _ = run("status", "latest")
     assert status == 0 and "mine" in out
 

@@ -7,7 +7,7 @@ const waiting = [];           // what was asked before the index was there
 let index = null;
 
 // What was measured comes after what is to be done.
-const EVIDENCE = /^(benchmarks|study|collapse_bench)\//;
+const EVIDENCE = /^(benchmarks|study|collapse_bench|monitor_evidence)\//;
 
 // `eval/answers.jsonl` is found by its whole name and by each of its parts.
 function words(text) {

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from starlette.types import Lifespan
 
 from services.common.http.faults import ANY_ROUTE, PLAIN, FaultForm, described, install_faults
-from services.common.http.gate import Gate
+from services.common.http.gate import HEALTH, Gate
 from services.common.http.heads import HeadAsGet
 from services.common.http.pages import add_pages
 from services.common.http.stopping import AnswerWhenStopped
@@ -24,9 +24,10 @@ def new_app(
     refused: Callable[[int], None],
     lifespan: Lifespan[FastAPI] | None = None,
     form: FaultForm = PLAIN,
+    open_paths: frozenset[str] = HEALTH,
 ) -> FastAPI:
-    """An application without routes. With a token, everything but health needs it; `refused` counts errors by
-    status; `form` is that of its errors."""
+    """An application without routes. With a token, everything but `open_paths` needs it; `refused` counts
+    errors by status; `form` is that of its errors."""
     app = FastAPI(
         title=title,
         version="1",
@@ -45,7 +46,7 @@ def new_app(
     def when_stopped(detail: str, field: str | None, limit: str | None) -> bytes:
         return json.dumps(form.write(detail, 503, field)).encode()
 
-    app.add_middleware(Gate, token=token, fault=at_the_gate)
+    app.add_middleware(Gate, token=token, open_paths=open_paths, fault=at_the_gate)
     app.add_middleware(AnswerWhenStopped, fault=when_stopped)  # the last added is the outermost
     install_faults(app, refused, form)
     add_pages(app, page_title, heading)

@@ -1,7 +1,7 @@
 """The evaluations of a run as pages: files that `unspiral eval --suite` left in the run's folder.
 
-The store of a run lies in its folder (`RUN/likelihood.db`), its evaluations in `RUN/eval/NAME/table.html`. A
-store elsewhere, or Redis, knows no folder, and has none.
+The store of a run lies in its folder (`RUN/likelihood.db`), its evaluations in `RUN/eval/NAME/table.html`. In
+a folder of runs each has its own. A store elsewhere, or Redis, knows no folder, and has none.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from fastapi.responses import FileResponse, HTMLResponse
 
 from services.common.http.faults import described
 from services.likelihood.rest.paths import Run
+from services.likelihood.store.base import LikelihoodStore
+from services.likelihood.store.of_folder import FolderStore
+from services.likelihood.store.sqlite.store import SQLiteStore
 
 PAGE = "table.html"
 TABLE = "table.json"
@@ -25,18 +28,22 @@ HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
 Name = Annotated[str, InPath(max_length=255)]
 
 
-def folder_of(store: str) -> Path | None:
-    """The run's folder in which a store lies; None for a store that is no file."""
-    path = store.removeprefix("sqlite:")
-    return None if "://" in path else Path(path).absolute().parent
+def folder_of(store: LikelihoodStore, run: str) -> Path | None:
+    """The run's folder, in which its store lies; None where it lies elsewhere, or is no file."""
+    if isinstance(store, FolderStore):
+        return store.run_folder(run)
+    if isinstance(store, SQLiteStore) and store.path.absolute().parent.name == run:
+        return store.path.absolute().parent
+    return None
 
 
-def add_evaluation_routes(app: FastAPI, folder: Path | None) -> None:
+def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
     """Add /runs/RUN/evaluations, a list, and /runs/RUN/evaluations/NAME, a page of the list; for programs
     /v1/runs/RUN/evaluations and /v1/runs/RUN/evaluations/NAME, the rows of that page."""
 
     def pages_of(run: str) -> dict[str, Path]:
-        if folder is None or folder.name != run:
+        folder = folder_of(store, run)
+        if folder is None:
             return {}
         return {file.parent.name: file for file in sorted((folder / "eval").glob(f"*/{PAGE}"))}
 

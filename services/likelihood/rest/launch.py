@@ -6,10 +6,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 from fastapi import FastAPI
 from pydantic import Field
 
+from services.common.counting import counted
 from services.common.http.auth import required_token
 from services.common.http.serving import Manner, RunningServer, bind, run_in_thread, run_until_signal, url_of
 from services.common.redaction import address_without_secrets
@@ -20,9 +22,11 @@ from services.likelihood.exports.mirrors import (
     TensorBoardMirror,
     WandbMirror,
 )
-from services.likelihood.rest.evaluation_routes import add_evaluation_routes, folder_of
+from services.likelihood.rest.evaluation_routes import add_evaluation_routes
+from services.likelihood.rest.folder_watch import watched
 from services.likelihood.rest.server import create_app
 from services.likelihood.store.base import SAMPLE_STEPS
+from services.likelihood.store.of_folder import FolderStore, stores_in
 from services.likelihood.store.opening import open_store
 from services.settings import MonitorRules, Settings
 
@@ -34,7 +38,7 @@ class ServeSettings(Settings):
     """Where the likelihood service listens and what it keeps."""
 
     store: str
-    """`PATH`, `sqlite:PATH` or `redis://HOST:PORT/DB`."""
+    """`PATH`, `sqlite:PATH` or `redis://HOST:PORT/DB`; or a folder of runs with their stores."""
     host: str = "127.0.0.1"
     """Address to bind; beyond this machine UNSPIRAL_API_TOKEN must be set."""
     port: int = Field(8100, ge=0, le=65535)
@@ -69,7 +73,9 @@ def serve_in_thread(settings: ServeSettings) -> RunningServer:
 
 def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = print) -> int:
     """Run the service in the foreground until SIGINT or SIGTERM, and return the exit status (130, 143)."""
-    about = f"store {without_password(settings.store)}; page at /, API at /docs"
+    runs = len(stores_in(Path(settings.store)))
+    of_runs = f", a folder of {counted(runs, 'run')}" if runs else ""
+    about = f"store {without_password(settings.store)}{of_runs}; page at /, API at /docs"
     return run_until_signal(
         lambda parts: _assembled(settings, parts),
         lambda sock: announce(f"{WHAT}: {url_of(settings.host, sock)} ({about})"),
@@ -94,7 +100,9 @@ def _assembled(settings: ServeSettings, parts: ExitStack) -> tuple[FastAPI, sock
     if mirroring:
         parts.callback(mirroring.close)
     app = create_app(store, token, settings.rules, mirroring, settings.memory_mib << 20)
-    add_evaluation_routes(app, folder_of(settings.store))
+    add_evaluation_routes(app, store)
+    if isinstance(store, FolderStore):
+        parts.enter_context(watched(store, app.state.service))
     return app, sock
 
 

@@ -255,10 +255,10 @@
 
   function status(lost = false) {
     const element = $("status");
-    const steps = app.loaded.map((r) => r.last_step ?? 0);
+    const steps = app.loaded.filter(U.begun).map((r) => r.last_step);
     element.className = `status ${source.live ? (lost ? "lost" : "live") : ""}`;
     if (source.live) element.textContent = lost ? "connection lost; trying again" : "live";
-    else element.textContent = `report of ${app.list.length} run${app.list.length === 1 ? "" : "s"}, up to step ${Math.max(0, ...steps)}`;
+    else element.textContent = `report of ${app.list.length} run${app.list.length === 1 ? "" : "s"}, ${steps.length ? `up to step ${Math.max(...steps)}` : "no step has ended"}`;
   }
 
   function drawPhases(runs, [low, high]) {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 
 from services.common.errors import UserError
 from services.likelihood.store.base import SAMPLE_STEPS, LikelihoodStore
+from services.likelihood.store.of_folder import FolderStore, stores_in
 from services.likelihood.store.sqlite.store import SQLiteStore
 
 REDIS_STORE = "services.likelihood.store.redis.store"
@@ -13,11 +15,14 @@ REDIS_STORE = "services.likelihood.store.redis.store"
 
 
 def open_store(url: str, token_steps: int = 8, sample_steps: int = SAMPLE_STEPS) -> LikelihoodStore:
-    """`PATH`, `sqlite:PATH`, or `redis://HOST:PORT/DB`. Raises EnvironmentLacks or UserError in one line."""
+    """`PATH`, `sqlite:PATH`, or `redis://HOST:PORT/DB`; a folder of runs is a store too. Raises
+    EnvironmentLacks or UserError in one line."""
     if url.startswith(("redis:", "rediss:", "unix:")):
         store: LikelihoodStore = import_module(REDIS_STORE).RedisStore(url, token_steps, sample_steps)
         return store
     path = url.removeprefix("sqlite:")
     if "://" in url or not path or path == ":memory:":  # each thread would have a database of its own
         raise UserError(f"store {url!r}: expected a file path, sqlite:PATH or redis://HOST:PORT/DB")
+    if stores_in(Path(path)):
+        return FolderStore(Path(path), token_steps, sample_steps)
     return SQLiteStore(path, token_steps, sample_steps)

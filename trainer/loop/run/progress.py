@@ -139,7 +139,7 @@ class Progress:
             self.console.print(text, style="bold yellow", markup=False, highlight=False, soft_wrap=True)
 
     def stage(self, name: str, step: int) -> None:
-        self._stage = f"step {step}: {name}"
+        self._stage = f"step {step}: {name}" if step else f"before the first step: {name}"
         self._done = 0
 
     @property

@@ -39,6 +39,9 @@
     return out;
   };
 
+  // A line joins all known values, over gaps too; of a single one there is nothing to join. Two are joined, and shown as such.
+  const isDot = (values) => values.filter((v) => v !== null && v !== undefined).length < 3;
+
   class Chart {
     constructor(definition, app) {
       this.definition = definition;
@@ -93,7 +96,7 @@
           }
           table.push(curve.line.sparse ? data.mean : smoothed(data.mean, this.app.smooth));
           this.legendSeries.set(this.id(curve), series.length);
-          series.push({ stroke: curve.colour, width: 2, dash: curve.dash, spanGaps: true, points: { show: Boolean(curve.line.sparse) || run.series.step.length < 3, size: 6 }, show });
+          series.push({ stroke: curve.colour, width: 2, dash: curve.dash, spanGaps: true, points: { show: Boolean(curve.line.sparse) || isDot(data.mean), size: 6 }, show });
         }
         const spread = (this.definition.spread || []).map((key) => run.series.series[key]);
         if (spread.length && spread.every(Boolean)) {
@@ -117,7 +120,7 @@
 
     draw() {
       const { data, series, bands } = this.columns();
-      const shape = JSON.stringify([series.map((s) => [s.stroke, s.width, s.show, s.dash]), bands.length, this.scaleKind(data), U.dark(), this.height()]);
+      const shape = JSON.stringify([series.map((s) => [s.stroke, s.width, s.show, s.dash, s.points?.show]), bands.length, this.scaleKind(data), U.dark(), this.height()]);
       if (this.u && shape === this.shape) {
         this.u.setData(data, false);
         this.rescale();

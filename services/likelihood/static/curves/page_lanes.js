@@ -93,6 +93,11 @@
 
   U.drawLanes = (runs, range) => {
     mark();
+    $("lane-panel").hidden = !runs.length;
+    if (!runs.some(U.begun)) {
+      U.redraw($("lanes"), node("p", { class: "muted" }, "No step has ended: the detectors judge from the first one on."));
+      return $("lane-key").replaceChildren();
+    }
     const lanes = [];
     const quiet = [];
     const unread = [];

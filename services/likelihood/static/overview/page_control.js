@@ -135,6 +135,9 @@
     U.redraw(place(), ...runs.map((run) => panel(run, runs.length > 1)));
   }
 
+  // The state and the stage of a run, as its control plane said last; null where it has none, or did not answer.
+  U.controlOf = (run) => (has(run) ? panels.get(run.run)?.view?.status ?? null : null);
+
   U.drawControl = () => {
     draw();
     for (const run of (U.app?.loaded || []).filter(has)) if (!of(run.run).view && !of(run.run).looking) look(run.run);

@@ -64,6 +64,11 @@
     return { word, sign: "↓", aside: direction.unknown || direction.flat ? direction.word : `the mean is ${direction.word}` };
   };
 
+  // Before the first step has ended nothing of a run can be judged; what is missing then is not called unrecorded.
+  U.begun = (run) => run.last_step !== null && run.last_step !== undefined;
+  const over = (run) => Boolean(run.about?.ended || (run.ending && run.ending.state !== "running"));
+  U.noStep = (run, of = "") => `no step${of} has ended${over(run) ? "" : " yet"}`;
+
   function learning(run) {
     const all = run.headline || run.series;
     const rewards = known(all, "reward/mean");
@@ -78,12 +83,13 @@
       const { word, sign, aside } = headline;
       const few = rewards.slice(-SPAN);
       lines.push(node("p", { class: first ? null : "big" }, node("span", { class: "sign", "aria-hidden": "true" }, sign), ` ${number(mean(few))} `, node("span", { class: "muted" }, `reward, mean of ${few.length === 1 ? "1 point" : `the last ${few.length} points`}: `), node(first ? "span" : "strong", { class: "direction" }, word)));
-      lines.push(node("p", { class: "muted" }, `Last step ${number(rewards[rewards.length - 1].value)}${aside ? `; ${aside}` : `, best mean ${number(best(rewards))}`}.`));
-    } else lines.push(node("p", { class: first ? "muted" : "big" }, "unknown", node("span", { class: "muted" }, ": no reward/mean was posted")));
+      lines.push(node("p", { class: "muted" }, `${number(rewards[rewards.length - 1].value)} at the last step${aside ? `; ${aside}` : `, best mean ${number(best(rewards))}`}.`));
+    } else if (!U.begun(run)) lines.push(node("p", { class: "big" }, U.noStep(run)));
+    else lines.push(node("p", { class: first ? "muted" : "big" }, "unknown", node("span", { class: "muted" }, ": no reward/mean was posted")));
     for (const one of scored) lines.push(U.heldOutLine(one));
     if (apart) lines.push(apart);
     if (run.evaluations?.length) lines.push(node("p", {}, node("a", { href: `/runs/${encodeURIComponent(run.run)}/evaluations` }, run.evaluations.length === 1 ? "1 evaluation of this run" : `${run.evaluations.length} evaluations of this run`)));
-    if (!SCORES.some(([key]) => all.series[key])) lines.push(node("p", { class: "muted" }, "No held-out score was posted."));
+    if (U.begun(run) && !SCORES.some(([key]) => all.series[key])) lines.push(node("p", { class: "muted" }, "No held-out score was posted."));
     return lines;
   }
   const best = (points) => {
@@ -100,6 +106,7 @@
     return count ? ` ${count} of ${Object.keys(U.RULES).length} detectors cannot judge it yet.` : "";
   };
   function sick(run) {
+    if (!U.begun(run)) return [node("p", { class: "big" }, U.chip("unknown"), node("span", { class: "muted" }, `: ${U.noStep(run)}`)), node("p", { class: "muted" }, "The detectors judge from the first step on.")];
     const standing = run.alarms.filter((a) => a.cleared === null);
     standing.sort((a, b) => WORST.indexOf(a.phase) - WORST.indexOf(b.phase) || SURE.indexOf(a.confidence) - SURE.indexOf(b.confidence) || b.step - a.step);
     const lines = [node("p", { class: "big" }, U.chip(run.phase), node("span", { class: "muted" }, ` since step ${run.since ?? "–"}: ${U.PHASES[run.phase] || ""}`))];
@@ -143,21 +150,33 @@
   function recorded(run) {
     const planned = run.config?.trainer?.steps;
     const look = run.ending?.state.startsWith("failed") ? "failed" : "done";
-    const step = `step ${run.last_step ?? "–"}${planned ? ` of ${planned}` : ""} `;
+    const of = planned ? ` of ${planned}` : "";
+    const step = U.begun(run) ? `step ${run.last_step}${of} ` : `${U.noStep(run, of)} `;
     const said = run.ending?.text || "A record of metrics alone: how the run ended is not in it.";
     return [node("p", { class: "big" }, step, run.ending ? node("strong", { class: `state ${look}` }, run.ending.state) : null), node("p", { class: run.ending ? null : "muted" }, said)];
+  }
+
+  // Before the first step: what its control plane says that it does, and since when it is there.
+  function beginning(run, state, of) {
+    const now = U.controlOf(run);
+    const word = now && !state.ended ? now.state : state.ended ? state.word : "";
+    const since = run.about?.started && !state.ended ? `it began ${U.duration(U.source.now() - run.about.started)} ago` : "";
+    const stage = now?.stage && !state.ended ? `now, ${now.stage}` : "";
+    const said = [stage, since].filter(Boolean).join("; ");
+    return [node("p", { class: "big" }, `${U.noStep(run, of)} `, word ? node("strong", { class: `state ${state.ended ? state.look : "running"}` }, word) : null), said ? node("p", {}, `${said[0].toUpperCase()}${said.slice(1)}.`) : null].filter(Boolean);
   }
 
   function doing(run) {
     const now = U.source.now();
     const state = U.state(run, now);
     const of = state.planned ? ` of ${state.planned}` : "";
-    const step = node("p", { class: "big" }, `step ${run.last_step ?? "–"}${of} `, node("strong", { class: `state ${state.look}` }, state.word));
-    const lines = [step];
     if (!U.source.live) return recorded(run);
+    const step = node("p", { class: "big" }, `step ${run.last_step}${of} `, node("strong", { class: `state ${state.look}` }, state.word));
+    const lines = U.begun(run) ? [step] : beginning(run, state, of);
     if (state.ended) lines.push(node("p", {}, `It ended ${U.duration(now - state.ended)} ago, exit status ${state.exit ?? "unknown"}.`));
     else if (state.word === "silent") lines.push(node("p", {}, `No step for ${U.duration(state.age)}${state.usual ? `, ${Math.round(state.age / state.usual)} times its usual step` : ""}, and no word of its end: it was stopped, hangs, or cannot reach this service.`));
     else if (state.age !== null) lines.push(node("p", {}, `Step ${run.last_step} ended ${U.duration(state.age)} ago${state.usual ? `, one takes ${U.duration(state.usual)}` : ""}.`));
+    if (!U.begun(run)) return lines;
     const facts = [];
     const latest = (name) => run.metrics[name] ?? null;
     if (latest("rollout/tokens_per_s") !== null) facts.push(`${number(latest("rollout/tokens_per_s"))} tokens/s`);

@@ -36,7 +36,7 @@
       "tr",
       { class: run ? null : "off" },
       node("th", { scope: "row" }, node("label", {}, box, swatch, names), ...tags, change),
-      node("td", {}, run ? U.chip(run.phase, ` since ${run.since}`) : node("span", { class: "muted" }, "not shown")),
+      node("td", {}, run ? U.chip(run.phase, U.begun(run) ? ` since ${run.since}` : `, ${U.noStep(run)}`) : node("span", { class: "muted" }, "not shown")),
       value(2, run ? lastStep(run) : number(info.last_step)),
       ...values.map((v, i) => value(3 + i, number(v))),
       value(8, run ? (standing.length ? String(standing.length) : "none") : "–"),
@@ -67,7 +67,7 @@
 
   U.drawRuns = (list, loaded) => {
     if (!list.length) {
-      $("runs").replaceChildren(node("p", { class: "empty" }, "No run yet. The first post to /v1/runs/NAME/steps makes one."));
+      $("runs").replaceChildren(node("p", { class: "empty" }, "No run yet. One that is starting comes when its parts are up; of another trainer, the first post to /v1/runs/NAME/steps makes one."));
       return;
     }
     const chosen = new Map(loaded.map((r) => [r.run, r]));
