@@ -56,8 +56,8 @@ Store = Annotated[
     str | None,
     typer.Option(
         envvar=STORE_VARIABLE,
-        help="File, sqlite:PATH, redis://HOST:PORT/DB, a run's folder, its name in runs/, a folder of runs, or "
-        f"latest; give a password in the environment variable. Default: {STORE}.",
+        help="File, sqlite:PATH, redis://HOST:PORT/DB, a run's folder, its name in runs/, a folder of runs, "
+        f"or latest; give a password in the environment variable. Default: {STORE}.",
     ),
 ]
 RunName = Annotated[str | None, typer.Option("--run", help="One run; all if left out.")]

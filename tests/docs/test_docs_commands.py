@@ -8,16 +8,11 @@ root or a cluster, and those that take minutes, are parsed alone.
 """
 
 import json
-import os
 import re
-import shlex
-import subprocess
-import sys
-from typing import NamedTuple
 
 import pytest
 import typer
-from end_to_end import ENVIRONMENT
+from page_commands import PAGES, as_typed, blocks
 from places import ROOT
 from rollout_models import tiny_model
 from test_examples import commands
@@ -29,7 +24,6 @@ from services.likelihood.store.opening import open_store
 from trainer.commands.cli import app
 from trainer.config.schema import Config, load_config, paths_of
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 REASONS = {
     "gpu": "needs a GPU",
     "root": "needs root, or Docker",
@@ -37,27 +31,9 @@ REASONS = {
     "network": "fetches packages or models",
     "minutes": "takes minutes",
     "server": "runs until it is stopped, or asks one that runs",
-    "a trained run": "needs a run or results that took minutes",
+    "a trained run": "needs a run or results that took minutes; test_demo.py runs those of README and ask.md",
     "another trainer": "needs verl, TRL, OpenRLHF, SkyRL or slime",
 }
-BLOCK = re.compile(r"^(?:<!-- not run: (?P<why>.+?) -->\n)?```sh\n(?P<text>.*?)^```", re.M | re.S)
-
-
-class Block(NamedTuple):
-    page: str
-    line: int
-    why: str | None
-    text: str
-
-
-def blocks(page):
-    text = page.read_text(encoding="utf-8")
-    return [
-        Block(page.name, text[: m.start("text")].count("\n") + 1, m["why"], m["text"])
-        for m in BLOCK.finditer(text)
-    ]
-
-
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 
 
@@ -69,22 +45,25 @@ def test_each_block_that_is_not_run_has_a_reason_of_the_list():
     assert marks == sum(b.why is not None for b in BLOCKS), "a mark stands right above its block"
 
 
-OTHER_FORMS = re.compile(
-    r"^(?: {4,}(?:\$ )?|\$ )(?:[A-Z_]+=\S+ )*"
-    r"(?:unspiral|python3?|pip|uv|make|docker|kubectl|ray|pytest|git|deploy/\S+\.sh) .*$",
-    re.M,
+COMMAND = (
+    r"(?:[A-Z_]+=\S+ )*(?:unspiral|python3?|pip|uv|make|docker|kubectl|ray|pytest|git|deploy/\S+\.sh) .*$"
 )
+INDENTED = re.compile(rf"^(?: {{4,}}(?:\$ )?|\$ ){COMMAND}", re.M)
+AT_THE_MARGIN = re.compile(rf"^{COMMAND}", re.M)
+OTHER_FENCE = re.compile(r"^```(?:|bash|shell|console)\n(.*?)^```", re.M | re.S)
 
 
 def escaped(text):
     """Commands outside of the blocks that are run or marked."""
-    return OTHER_FORMS.findall(re.sub(r"^```sh\n.*?^```", "", text, flags=re.M | re.S))
+    rest = re.sub(r"^```sh\n.*?^```", "", text, flags=re.M | re.S)
+    return [*INDENTED.findall(rest), *AT_THE_MARGIN.findall("".join(OTHER_FENCE.findall(rest)))]
 
 
 def test_no_command_stands_where_nothing_runs_it():
     text = "    unspiral runs\n\n```sh\nunspiral runs\n```\n\n    $ make demo\n\n    unspiral: no run\n"
     assert escaped(text) == ["    unspiral runs", "    $ make demo"]
-    assert escaped("```\n$ make demo\nas it is\n```\n") == ["$ make demo"]
+    assert escaped("```\n$ make demo\nunspiral: no run\n```\n") == ["$ make demo"]
+    assert escaped("```bash\npip install .\n```\n\nmake docs is a target\n") == ["pip install ."]
     found = {page.name: escaped(page.read_text(encoding="utf-8")) for page in PAGES}
     assert {name: lines for name, lines in found.items() if lines} == {}
 
@@ -150,8 +129,7 @@ def recorded(folder):
 
 @pytest.fixture
 def folder(tmp_path):
-    """What a reader has who follows a page: a model, questions, a corpus, recorded runs, and `unspiral` on
-    the PATH."""
+    """What a reader has who follows a page: a model, questions, a corpus, and recorded runs."""
     recorded(tmp_path)
     tiny_model(tmp_path / "models" / "mine")
     rows = [(f"q{i}", f"where is n{i} ?", [f"n{i + 1}"], "mine") for i in range(12)]
@@ -159,15 +137,13 @@ def folder(tmp_path):
         names = ("id", "question", "golden_answers", "data_source")
         lines = [json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in part]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
-    passages = [{"id": str(i), "contents": f'"n{i}"\nn{i} is where n{i + 1} is'} for i in range(12)]
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(p) + "\n" for p in passages))
+    passages = [{"id": str(i), "contents": f'"n{i}"\nn{i} is where n{i + 1} is'} for i in range(20)]
+    for name, of in (("corpus", passages[:12]), ("new", passages[12:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(p) + "\n" for p in of))
+    (tmp_path / "gone.txt").write_text("3\n")
     (tmp_path / "clocks.csv").write_text("Object No,Name,Description\n7,Clock 7,It stands where n1 is\n")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "clocks.md").write_text("# Clocks\n\nClock 7 stands where n1 is.\n")
-    program = tmp_path / "bin" / "unspiral"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m trainer "$@"\n')
-    program.chmod(0o755)
     return tmp_path
 
 
@@ -183,19 +159,8 @@ RUN_HERE = [page for page in PAGES if any(b.why is None for b in blocks(page))]
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", RUN_HERE, ids=lambda p: p.name)
 def test_blocks_without_a_mark_run_as_they_stand(page, folder):
-    environment = ENVIRONMENT | {
-        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "COLUMNS": "200",
-    }
     if "--out mine.yaml" not in page.read_text(encoding="utf-8"):
         (folder / "mine.yaml").write_text(MINE)
     for block in (b for b in blocks(page) if b.why is None):
-        done = subprocess.run(
-            ["sh", "-ec", block.text],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        done = as_typed(block.text, folder)
         assert done.returncode == 0, f"{page.name}, line {block.line}: {done.stdout}{done.stderr}"

@@ -110,3 +110,17 @@ def test_on_a_phone_tables_scroll_in_frames_and_keep_columns_that_can_be_read(si
         )
         assert narrow == 0
     opened.close()
+
+
+@pytest.mark.browser
+@in_chromium
+def test_on_a_phone_every_link_of_the_first_page_is_in_sight(site, browser):
+    opened = browser.new_page(viewport={"width": 390, "height": 844})
+    with served(site) as url:
+        opened.goto(f"{url}/")
+        ends = opened.evaluate(
+            "[...document.querySelectorAll('[role=main] a:not(.headerlink)')]"
+            ".map(link => link.getBoundingClientRect().right)"
+        )
+    opened.close()
+    assert len(ends) > 25 and max(ends) <= 390

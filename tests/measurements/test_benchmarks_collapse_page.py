@@ -182,7 +182,7 @@ def test_what_the_pages_advise_is_what_the_cells_show():
             "plain GRPO at half the rate had a higher exact match than LLDS-A at the full rate",
         ),
         ("docs/algorithms.md", "in the planned study that did more than LLDS"),
-        ("README.md", "So mend the learning rate first"),
+        ("README.md", "So lower the learning rate first"),
     ):
         assert words in said_by(page) and rate_first.high < 0
     for page, words in (

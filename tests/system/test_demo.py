@@ -5,6 +5,8 @@ import re
 
 import pytest
 from end_to_end import command, finish, metrics
+from page_commands import as_typed, blocks
+from places import ROOT
 
 from services.likelihood.store.opening import open_store
 
@@ -69,6 +71,19 @@ def test_the_microscope_keeps_the_documents_of_each_search(demo):
         assert all(d.title and d.text for d in segment.documents)
     for segment, of_run in searches:  # a search in the last turn is not answered
         assert (segment.documents is None) == (of_run["documents"] is None)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/ask.md"])
+def test_the_commands_of_a_page_about_a_trained_run_work_on_the_demos(demo, tmp_path, page):
+    """A service that runs until it is stopped has tests of its own."""
+    folder, _ = demo
+    (tmp_path / "runs").symlink_to(folder)
+    (tmp_path / "questions.txt").write_text("what is the hall of the guild of n26 n6 ?\n")
+    shown = [block for block in blocks(ROOT / page) if block.why == "a trained run"]
+    assert shown
+    for block in shown:
+        done = as_typed(block.text, tmp_path, timeout=400)
+        assert done.returncode == 0, f"{page}, line {block.line}: {done.stdout}{done.stderr}"
 
 
 def test_with_documents_shuffled_between_queries_the_gain_is_gone(demo):
