@@ -357,10 +357,10 @@ def search(
     (hits,) = opened.search([client.clean_query(query)], topk)
     if not hits:
         _out.print("no passage matches")
-    for place, (document, score) in enumerate(hits, 1):
+    for rank, (document, score) in enumerate(hits, 1):
         found = orjson.loads(document)
         title, _, text = found["contents"].partition("\n")
-        heading = f"{place}. {title}  (id {found['id']}, score {score:.3f})"
+        heading = f"{rank}. {title}  (id {found['id']}, score {score:.3f})"
         _out.print(heading, style="bold", markup=False, highlight=False)
         _out.print(f"   {text}", markup=False, highlight=False)
     opened.close()
