@@ -85,10 +85,10 @@ def serve_likelihood(
     """Run the likelihood service alone: REST for any trainer, the live page at /."""
     launch: Any = import_module(SERVER)
     store = _store_of(_given("serve likelihood", place, store))
-    place = Path(store.removeprefix("sqlite:"))
-    if ":" not in str(place) and not place.parent.is_dir():  # a new store there would hide a wrong path
+    file = Path(store.removeprefix("sqlite:"))
+    if ":" not in str(file) and not file.parent.is_dir():  # a new store there would hide a wrong path
         raise UserError(
-            f"--store {store}: no folder {place.parent}; expected a file in a folder that is there (the file "
+            f"--store {store}: no folder {file.parent}; expected a file in a folder that is there (the file "
             "itself may be new), redis://HOST:PORT/DB, a run's folder, or latest"
         )
     settings = launch.ServeSettings(
