@@ -8,14 +8,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from services.common.errors import EnvironmentLacks, UserError
 
 if TYPE_CHECKING:
     from ruamel.yaml.error import MarkedYAMLError
 
-P = TypeVar("P", Path, str)
 _NO_SUCH_FORM = (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error)
 _YAML_WORDS = (
     (
@@ -163,7 +162,7 @@ def make_folder(folder: Path, name: str) -> None:
         raise UserError(f"{name}: cannot be made ({error.strerror})") from error
 
 
-def one_out(command: str, given: P | None, option: P | None) -> P:
+def one_out(command: str, given: Path | None, option: Path | None) -> Path:
     """Where a command writes to, which is told by its last argument or by --out. Raises UserError."""
     if given is not None and option is not None:
         raise UserError(f"{command}: {given} and --out {option} both say where to write; give one of them")
