@@ -12,6 +12,7 @@ import orjson
 import typer
 
 from retriever_service.index_folder.description import IndexInfo, stamp_of, verify
+from retriever_service.index_folder.in_words import in_words
 from retriever_service.index_folder.keys import CorpusKeys
 from retriever_service.settings import ServerSettings
 from services.common import hub
@@ -321,9 +322,19 @@ def info(
         Path | None,
         typer.Option("--corpus", "--corpus_path", help="Check that the index was built from this file."),
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="All that is recorded, with a checksum of each file.")
+    ] = False,
 ) -> None:
-    """Check an index and print what it is, as JSON."""
-    _out.print_json(data=asdict(verify(Path(one_index("index info", place, index)), corpus)))
+    """Check an index, and print what it is."""
+    folder = Path(one_index("index info", place, index))
+    found = verify(folder, corpus)
+    if as_json:
+        _out.print_json(data=asdict(found))
+        return
+    _report(folder, found, left_out=False)
+    for line in in_words(found):
+        _out.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 @index_app.command("search")

@@ -180,7 +180,8 @@ def export(
     """Write runs out: Parquet (steps and actions), TensorBoard event files, or Weights & Biases."""
     if place is not None and folder is None and out is None and not (store is None and _is_store(place)):
         place, folder = None, place  # OUT alone
-    out = one_out("likelihood export", folder, out)
+    given, option = (None if one is None else Path(one) for one in (folder, out))
+    out = str(one_out("likelihood export", given, option))
     with _opened(_given("likelihood export", place, store)) as opened:
         for name in _chosen(opened, run):
             if to == "parquet":

@@ -270,7 +270,8 @@ def test_an_index_stands_alone_or_behind_its_option(run, tmp_path):
     (tmp_path / "corpus.jsonl").write_text('{"id": "0", "contents": "\\"Rome\\"\\nA town."}\n')
     assert run("index", "build", "--corpus", "corpus.jsonl", "--out", "index")[0] == 0
     alone, option, upstream = (
-        run("index", "info", *given) for given in (["index"], ["--index", "index"], ["--index_path", "index"])
+        run("index", "info", *given, "--json")
+        for given in (["index"], ["--index", "index"], ["--index_path", "index"])
     )
     assert alone == option == upstream and json.loads(alone[1])["passages"] == 1
 

@@ -56,7 +56,7 @@ def command(monkeypatch, capsys):
 def test_build_info_and_search(tmp_path, command):
     status, out, _ = command("index", "build", "--corpus", CORPUS, "--out", tmp_path / "i")
     assert status == 0 and "186 passages, bm25" in out.replace("\n", "")
-    info = json.loads(command("index", "info", "--index", tmp_path / "i")[1])
+    info = json.loads(command("index", "info", "--index", tmp_path / "i", "--json")[1])
     assert (info["passages"], info["backend"], info["settings"]["k1"]) == (186, "bm25", 0.9)
     assert command("index", "search", "--index", tmp_path / "i", "Mina Frost", "--topk", 1)[1].startswith(
         '1. "Mina Frost"  (id d59, score '

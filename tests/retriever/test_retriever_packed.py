@@ -384,7 +384,7 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
         "index", "delete", index, "--id", json.loads(LINES[150])["id"], "--ids", tmp_path / "ids"
     )
     assert "184 passages" in run("index", "merge", index)
-    assert json.loads(run("index", "info", index))["segments"] == []
+    assert json.loads(run("index", "info", index, "--json"))["segments"] == []
     assert "score" in run("index", "search", "town", "--index", index)
 
 

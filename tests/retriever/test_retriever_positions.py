@@ -1,5 +1,7 @@
 """INDEX, CORPUS and QUERY stand alone or behind their options, in every command of an index."""
 
+import json
+
 import pytest
 from command_line import fresh_folder, run  # noqa: F401
 
@@ -88,3 +90,27 @@ def test_an_addition_tells_of_its_own_lines_alone(run, corpora, tmp_path):
     for change in (["delete", "i", "--id", "0"], ["merge", "i"]):
         assert run("index", *change)[::2] == (0, "")
     assert read_info("i").skipped == 6
+
+
+def test_the_description_of_an_index_is_read_by_people_and_whole_as_json(run, corpora, tmp_path):
+    with open(tmp_path / "a.jsonl", "a") as file:
+        file.write("nonsense\n")
+    build = ("index", "build", "a.jsonl", "-o", "i", "--postings", "packed", "--skip-bad", "--no-stem")
+    assert run(*build)[0] == 0 and run("index", "add", "i", "b.jsonl")[0] == 0
+    assert run("index", "delete", "i", "--id", "0")[0] == 0
+    status, out, err = run("index", "info", "i")
+    whole = json.loads(run("index", "info", "i", "--json")[1])
+    first, *lines = out.splitlines()
+    assert (status, err) == (0, "") and first.startswith("i: 2 passages, bm25, ")
+    found = dict(line.split(":", 1) for line in lines if not line.startswith(" "))
+    assert [*found] == ["corpus", "settings", "additions", "deletions", "left out", "files"]
+    assert found["corpus"].endswith(f", sha256 {whole['corpus_sha256'][:12]}")
+    assert found["settings"].strip() == (
+        "language english, stem no, stop_words yes, k1 0.9, b 0.4, postings packed"
+    )
+    assert found["deletions"].strip() == "1 passage, which `unspiral index merge` takes out"
+    assert found["left out"].strip() == "1 line of the corpus, the first:"
+    assert found["files"].strip() == f"{len(whole['files'])}, all whole"
+    assert not any(entry["sha256"] in out for entry in whole["files"].values())
+    assert run("index", "merge", "i")[0] == 0
+    assert "additions" not in run("index", "info", "i")[1]

@@ -88,7 +88,7 @@ def load_questions(path: str | Path, *, skip_bad: bool = False, first: int | Non
     A file without a single good row is refused either way.
     """
     path = Path(path)
-    rows = []
+    rows: list[Question] = []
     problems = []
     items = parsed(path)
     for item in islice(items, first):
