@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,11 +41,16 @@ def writing(name: str | Path) -> Iterator[None]:
 
 def make_folder(folder: Path, name: str) -> None:
     """Make a folder to write to, where it is not there. name: for messages, as in `reading`. Raises
-    UserError."""
+    UserError, also where nothing can be written to it: what comes may take hours."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{name}: cannot be made ({error.strerror})") from error
+    try:
+        tempfile.TemporaryFile(dir=folder).close()  # asking for permissions would not tell root of /proc
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EOPNOTSUPP):
+            raise UserError(f"{name}: cannot be written to ({error.strerror})") from error
 
 
 def one_out(command: str, given: P | None, option: P | None) -> P:

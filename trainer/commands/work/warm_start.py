@@ -28,6 +28,7 @@ from retriever_service.client import Hit, RetrieverClient
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.processes import signals
+from services.common.users_files import make_folder
 from services.contracts import (
     Action,
     ActionKind,
@@ -253,6 +254,7 @@ def run_warm_start(
     """
     if not may_export_to(out):
         raise UserError(f"--out {out}: exists and is no earlier export; give a new folder")
+    make_folder(out.parent, f"--out {out}: its folder")
     if trajectories is None:
         check_retrievers(config)
     recorded: list[Trajectory] = []
