@@ -27,7 +27,7 @@ from benchmarks.gpu.machine import machine
 from benchmarks.gpu.retriever import served
 from benchmarks.gpu_searcher import train_tokenizer
 from services.contracts import Question, TrajectoryRequest
-from services.rollout.engines.base import Generation
+from services.rollout.engines.base import GenerateCall, Generation
 from services.rollout.worker import worker as worker_module
 from services.rollout.worker.worker import RolloutWorker
 from services.settings import RolloutSettings
@@ -43,8 +43,8 @@ class Script:
         self._pause = pause
         self._draw = random.Random(0)
 
-    async def generate(self, request_id: str, token_ids: list[int], **_: Any) -> Generation:
-        name, _, turn = request_id.split(".")[:3]
+    async def generate(self, call: GenerateCall) -> Generation:
+        name, _, turn = call.request_id.split(".")[:3]
         await asyncio.sleep(self._draw.uniform(0, self._pause))
         ids = self._actions[int(name.rsplit("-", 1)[1]) % len(self._actions)][int(turn)]
         return Generation(list(ids), [-1.0] * len(ids), "", "stop", 0)

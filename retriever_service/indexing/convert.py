@@ -76,14 +76,8 @@ def convert_index(
     # Open before the index is made: with `overwrite` the index may take the place of its own source.
     flat = open_faiss(exact.vectors)
     settings: IndexSettings = {"encoder": exact.encoder.as_dict(), "fingerprint": exact.fingerprint}
-    encoder = None
-    if model or queries:
-        encoder = Encoder(replace(exact.encoder, model=model) if model else exact.encoder)
-        if encoder.dimension != flat.d:
-            raise IndexInvalid(
-                f"{exact.vectors}: vectors of {flat.d} numbers, those of {encoder.settings.model} have "
-                f"{encoder.dimension}"
-            )
+    encoder = _encoder_for(exact, model, flat.d) if model or queries else None
+    if encoder:
         settings = {"encoder": encoder.settings.as_dict(), "fingerprint": encoder.fingerprint}
     settings |= {"type": kind, "nprobe": nprobe, "ef_search": ef_search}
     vector_bytes = 0 if kind == "Flat" else stored_bytes(flat.d, kind)  # a flat one is linked
@@ -149,6 +143,18 @@ class _Exact:
     encoder: EncoderSettings
     """Its `model` is empty where nothing names it."""
     fingerprint: str | None
+
+
+def _encoder_for(exact: _Exact, model: str | None, dimension: int) -> Encoder:
+    """The encoder of the vectors, by `model` where that is given. Raises IndexInvalid where its vectors have
+    another number of dimensions."""
+    encoder = Encoder(replace(exact.encoder, model=model) if model else exact.encoder)
+    if encoder.dimension != dimension:
+        raise IndexInvalid(
+            f"{exact.vectors}: vectors of {dimension} numbers, those of {encoder.settings.model} have "
+            f"{encoder.dimension}"
+        )
+    return encoder
 
 
 def _of_folder(source: Path, corpus: Path | None) -> _Exact:

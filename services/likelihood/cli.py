@@ -236,33 +236,40 @@ def replay(
     doubted = doubts(run.metrics, monitor, judged_by)
     undecided = monitor.undecided()
     found = series.bands(codes, run.metrics[0]["step"], list(PHASES))
+    body = {
+        "run": run.name,
+        "steps": len(run.metrics),
+        "map": name_map.trainer if name_map else None,
+        "phases": found,
+        "alarms": alarms,
+        "judged_by": judged_by,
+        "missing": missing,
+        "doubts": doubted,
+        "undecided": undecided,
+    }
     if as_json:
-        body = {
-            "run": run.name,
-            "steps": len(run.metrics),
-            "map": name_map.trainer if name_map else None,
-            "phases": found,
-            "alarms": alarms,
-            "judged_by": judged_by,
-            "missing": missing,
-            "doubts": doubted,
-            "undecided": undecided,
-        }
         typer.echo(orjson.dumps(body, option=orjson.OPT_INDENT_2))
         return
-    for line in _in_words(run, found, alarms):
+    for line in (*_in_words(run, found, alarms), *_judged_in_words(body)):
         typer.echo(typed(line))
-    if name_map:
-        typer.echo(f"  names of {name_map.trainer}")
-    typer.echo(f"  judged by {', '.join(n for n in judged_by if n not in doubted) or 'none'}")
-    for why in dict.fromkeys(doubted.values()):
-        typer.echo(f"  in doubt ({why}): {', '.join(n for n, said in doubted.items() if said == why)}")
-    if missing:
-        typer.echo(f"  missing: {', '.join(missing)}")
-    for why in dict.fromkeys(undecided.values()):
-        typer.echo(
-            f"  cannot judge yet ({why}): {', '.join(r for r, said in undecided.items() if said == why)}"
-        )
+
+
+def _judged_in_words(replayed: dict[str, Any]) -> Iterator[str]:
+    """By which metrics a run was judged, in what the monitor is in doubt, and what it cannot judge yet."""
+    if replayed["map"]:
+        yield f"  names of {replayed['map']}"
+    doubts = replayed["doubts"]
+    yield f"  judged by {', '.join(n for n in replayed['judged_by'] if n not in doubts) or 'none'}"
+    yield from _by_reason("in doubt", doubts)
+    if replayed["missing"]:
+        yield f"  missing: {', '.join(replayed['missing'])}"
+    yield from _by_reason("cannot judge yet", replayed["undecided"])
+
+
+def _by_reason(what: str, reasons: dict[str, str]) -> Iterator[str]:
+    """A line for each reason, with the names that have it."""
+    for why in dict.fromkeys(reasons.values()):
+        yield f"  {what} ({why}): {', '.join(name for name, said in reasons.items() if said == why)}"
 
 
 def _in_words(run: RunFiles, phases: list[dict[str, Any]], alarms: list[dict[str, Any]]) -> Iterator[str]:

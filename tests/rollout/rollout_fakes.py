@@ -25,10 +25,10 @@ class ScriptedEngine:
         self.tokenizer, self.script, self.eos_id, self.logprob = tokenizer, list(script), eos_id, logprob
         self.prompts, self.seeds, self.max_tokens = [], [], []
 
-    async def generate(self, request_id, token_ids, *, max_tokens, temperature, seed, stop, on_tokens=None):
-        self.prompts.append(list(token_ids))
-        self.seeds.append(seed)
-        self.max_tokens.append(max_tokens)
+    async def generate(self, call):
+        self.prompts.append(list(call.token_ids))
+        self.seeds.append(call.seed)
+        self.max_tokens.append(call.max_tokens)
         await asyncio.sleep(0)
         written = self.script.pop(0)
         ids = (
@@ -36,10 +36,12 @@ class ScriptedEngine:
             if not isinstance(written, str)
             else self.tokenizer.encode(written, add_special_tokens=False)
         )
-        ids = ids[:max_tokens]
+        ids = ids[: call.max_tokens]
         logprobs = [self.logprob(i) if callable(self.logprob) else self.logprob for i in range(len(ids))]
         text = self.tokenizer.decode(ids)
-        finish = "eos" if ids[-1] == self.eos_id else "stop" if any(s in text for s in stop) else "length"
+        finish = (
+            "eos" if ids[-1] == self.eos_id else "stop" if any(s in text for s in call.stop) else "length"
+        )
         return Generation(ids, logprobs, text, finish, 7)
 
 

@@ -51,7 +51,7 @@ def weights(model, folder: Path, names=None) -> Path:
 
 
 def call(engine, ids, *, n=30, temperature=1.0, seed=3, stop=STOP, name="r"):
-    return engine.generate(name, ids, max_tokens=n, temperature=temperature, seed=seed, stop=stop)
+    return engine.generate(GenerateCall(name, ids, n, temperature, seed, stop))
 
 
 @pytest.fixture(scope="module")

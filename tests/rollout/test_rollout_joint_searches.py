@@ -22,9 +22,11 @@ LAB = words(names=200)
 class Engine:
     """Searches for the question's last name, then answers."""
 
-    async def generate(self, request_id, token_ids, **kwargs):
-        name = LAB.decode(token_ids).split()[3]
-        text = f"<search> {name} </search>" if request_id.endswith(".0") else f"<answer> {name} </answer>"
+    async def generate(self, call):
+        name = LAB.decode(call.token_ids).split()[3]
+        text = (
+            f"<search> {name} </search>" if call.request_id.endswith(".0") else f"<answer> {name} </answer>"
+        )
         ids = LAB.encode(text)
         return Generation(ids, [-1.0] * len(ids), text, "stop", 0)
 

@@ -77,11 +77,11 @@ async def test_observations_are_made_beside_the_loop_one_at_a_time(monkeypatch, 
     active, most, ping, longest = 0, 0, 0, 0.0
 
     class Engine2(Engine):
-        async def generate(self, request_id, token_ids, **kwargs):
-            if request_id.endswith(".0"):
+        async def generate(self, call):
+            if call.request_id.endswith(".0"):
                 self.script.insert(0, "<search> n3 </search>")
-                return await Engine.__mro__[1].generate(self, request_id, token_ids, **kwargs)
-            return await super().generate(request_id, token_ids, **kwargs)
+                return await Engine.__mro__[1].generate(self, call)
+            return await super().generate(call)
 
     def slow(hits, budget):
         nonlocal active, most

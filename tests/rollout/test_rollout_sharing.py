@@ -16,6 +16,7 @@ from test_trainer_monitor_actions import system
 
 from services.common.errors import EnvironmentLacks, UnspiralError, UserError
 from services.contracts import WeightUpdate, WorkerInfo
+from services.rollout.engines.base import GenerateCall
 from services.rollout.engines.transformers_engine import TransformersEngine
 from services.rollout.pool import placement
 from services.settings import RolloutSettings, WeightSyncSettings
@@ -94,9 +95,9 @@ async def test_an_engine_that_sleeps_refuses_work_until_it_wakes(tmp_path):
     engine = await TransformersEngine.start(str(tmp_path), RolloutSettings(engine="transformers"), 0)
     await engine.sleep()
     with pytest.raises(UnspiralError, match="the learner's turn"):
-        await engine.generate("a", [1, 2], **CALL)
+        await engine.generate(GenerateCall("a", [1, 2], **CALL))
     await engine.wake()
-    assert len((await engine.generate("b", [1, 2], **CALL)).token_ids) == 2
+    assert len((await engine.generate(GenerateCall("b", [1, 2], **CALL))).token_ids) == 2
     await engine.close()
 
 

@@ -306,14 +306,14 @@ PIECES = [
 class StoppingEngine(ScriptedEngine):
     """Writes one long list of ids, and stops at each stop string as an engine does."""
 
-    async def generate(self, request_id, token_ids, *, max_tokens, temperature, seed, stop):
-        self.prompts.append(list(token_ids))
+    async def generate(self, call):
+        self.prompts.append(list(call.token_ids))
         ids, finish = [], "length"
-        while len(ids) < max_tokens and finish == "length":
+        while len(ids) < call.max_tokens and finish == "length":
             ids.append(self.script.pop(0) if self.script else self.eos_id)
             if ids[-1] == self.eos_id:
                 finish = "eos"
-            elif any(s in self.tokenizer.decode(ids) for s in stop):
+            elif any(s in self.tokenizer.decode(ids) for s in call.stop):
                 finish = "stop"
         return Generation(ids, [-0.5] * len(ids), self.tokenizer.decode(ids), finish, 7)
 

@@ -32,13 +32,13 @@ class Engine(ScriptedEngine):
         self.fail, self.dead, self.loaded, self.resets, self.hold = False, False, [], 0, asyncio.Event()
         self.hold.set()
 
-    async def generate(self, request_id, token_ids, **kwargs):
+    async def generate(self, call):
         await self.hold.wait()
         self.script.append("<answer> n1 </answer>")
-        return await super().generate(request_id, token_ids, **kwargs)
+        return await super().generate(call)
 
     async def generate_batch(self, calls):
-        return [await self.generate(**vars(call)) for call in calls]
+        return [await self.generate(call) for call in calls]
 
     async def load_weights(self, path, version):
         assert sorted(p.name for p in path.iterdir()) == ["a.safetensors"], "deleted before it was loaded"
@@ -165,7 +165,7 @@ async def test_a_tool_past_its_own_limit_is_named_and_not_the_trajectorys(monkey
     monkeypatch.setattr(module, "load_tokenizer", lambda path: tokenizer)
     ids = tokenizer.encode("<calc> n1 </calc>")
 
-    async def generate(request_id, token_ids, **kwargs):
+    async def generate(call):
         return Generation(ids, [-1.0] * len(ids), "<calc> n1 </calc>", "stop", 0)
 
     engine.generate = generate
@@ -270,7 +270,7 @@ async def test_the_barrier_waits_for_all_that_are_left_and_keeps_their_order():
             return [Generation([1], [-1.0], "", "stop", 0) for _ in calls]
 
     def ask(index, name):
-        call = barrier.member(index).generate(name, [1], max_tokens=1, temperature=1.0, seed=None, stop=())
+        call = barrier.member(index).generate(GenerateCall(name, [1], 1, 1.0, None, ()))
         return asyncio.create_task(call)
 
     barrier = TurnBarrier(Recorder(), 3)
@@ -307,10 +307,10 @@ async def test_an_observation_of_a_slow_search_belongs_to_its_own_trajectory(mad
         release.set()
         return [Hit(query, f'"{query}"\nriver {query}')]
 
-    async def generate(request_id, token_ids, **kwargs):
+    async def generate(call):
         text = (
-            f"<search> {LAB.decode(token_ids).split()[3]} </search>"
-            if request_id.endswith(".0")
+            f"<search> {LAB.decode(call.token_ids).split()[3]} </search>"
+            if call.request_id.endswith(".0")
             else "<answer> n0 </answer>"
         )
         ids = LAB.encode(text)

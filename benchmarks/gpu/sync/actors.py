@@ -13,6 +13,7 @@ from typing import Any
 import ray
 
 from services.contracts import TokenBatch
+from services.rollout.engines.base import GenerateCall
 from services.rollout.worker.worker import RolloutWorker
 from trainer.learner.batches.micro_batches import make_microbatch
 from trainer.learner.model.policy import load_policy
@@ -56,14 +57,8 @@ class BenchWorker(RolloutWorker):
 
         async def one(row: int) -> list[int]:
             ids = [draw.randrange(3, vocabulary) for _ in range(prompt)]
-            written = await engine.generate(
-                f"sample-{row}-{time.monotonic_ns()}",
-                ids,
-                max_tokens=tokens,
-                temperature=temperature,
-                seed=None,
-                stop=(),
-            )
+            name = f"sample-{row}-{time.monotonic_ns()}"
+            written = await engine.generate(GenerateCall(name, ids, tokens, temperature, None, ()))
             return ids + written.token_ids
 
         return list(await asyncio.gather(*map(one, range(rows))))

@@ -64,15 +64,19 @@ def most_open_files() -> int | None:
     return None if hard == resource.RLIM_INFINITY else hard
 
 
-def lack_of_open_files() -> str:
-    """Where a process may not open as many files as a run's do: a line with the remedy. Otherwise ""."""
+def few_open_files() -> tuple[str, str] | None:
+    """Where a process may not open as many files as a run's do: how many it may, and the remedy."""
     most = most_open_files()
     if most is None or most >= OPEN_FILES:
-        return ""
-    return (
-        f"open files: at most {most:,} per process; {OPEN_FILES:,} are needed: ulimit -Hn {2 * OPEN_FILES} "
-        "(as root; in a container --ulimit nofile)"
-    )
+        return None
+    remedy = f"ulimit -Hn {2 * OPEN_FILES} (as root; in a container --ulimit nofile)"
+    return f"at most {most:,} per process", f"{OPEN_FILES:,} are needed: {remedy}"
+
+
+def lack_of_open_files() -> str:
+    """The same as a line; otherwise ""."""
+    few = few_open_files()
+    return f"open files: {few[0]}; {few[1]}" if few else ""
 
 
 def _thread_limits() -> Iterator[ThreadLimit]:

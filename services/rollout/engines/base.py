@@ -39,16 +39,18 @@ OnTokens = Callable[[list[int]], None]
 
 @dataclass(frozen=True)
 class GenerateCall:
-    """The arguments of one `Engine.generate`."""
+    """What an engine is to write."""
 
     request_id: str
     token_ids: list[int]
+    """They are continued."""
     max_tokens: int
     temperature: float
+    """0 is greedy."""
     seed: int | None
     stop: tuple[str, ...]
+    """Texts that end the writing; they stay in the output."""
     on_tokens: OnTokens | None = None
-    """Called in the thread in which the engine computes."""
 
 
 def check_may_serve(usable: bool, asleep: bool) -> None:
@@ -93,17 +95,8 @@ async def generate_together(
 class Sampler(Protocol):
     """The part of an engine that one trajectory uses."""
 
-    async def generate(
-        self,
-        request_id: str,
-        token_ids: list[int],
-        *,
-        max_tokens: int,
-        temperature: float,
-        seed: int | None,
-        stop: tuple[str, ...],
-    ) -> Generation:
-        """Continue `token_ids`. Temperature 0 is greedy. Stop strings stay in the output. Raises
+    async def generate(self, call: GenerateCall) -> Generation:
+        """Make the call. Its `on_tokens` is called on the event loop, before this returns. Raises
         WorkerLostError."""
         ...
 
@@ -112,22 +105,9 @@ class Engine(Sampler, Protocol):
     """An inference engine with one policy. Its vocabulary is sampled whole: no top-k, no top-p, no forbidden
     tokens."""
 
-    async def generate(
-        self,
-        request_id: str,
-        token_ids: list[int],
-        *,
-        max_tokens: int,
-        temperature: float,
-        seed: int | None,
-        stop: tuple[str, ...],
-        on_tokens: OnTokens | None = None,
-    ) -> Generation:
-        """As of `Sampler`. on_tokens: called on the event loop while the call runs, before it returns."""
-        ...
-
     async def generate_batch(self, calls: Sequence[GenerateCall]) -> list[Generation]:
-        """All calls together, submitted in the order given before the first step of the engine."""
+        """All calls together, submitted in the order given before the first step of the engine. Their
+        `on_tokens` are called in the thread in which it computes."""
         ...
 
     async def logprobs(self, token_ids: list[list[int]], temperature: float) -> list[list[float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ from services.rollout.engines.base import (
     Finish,
     GenerateCall,
     Generation,
-    OnTokens,
     Waiting,
     check_all_loaded,
     check_may_serve,
@@ -83,19 +82,8 @@ class TransformersEngine(OwnThread):
 
         return await asyncio.get_running_loop().run_in_executor(thread, build)
 
-    async def generate(
-        self,
-        request_id: str,
-        token_ids: list[int],
-        *,
-        max_tokens: int,
-        temperature: float,
-        seed: int | None,
-        stop: tuple[str, ...],
-        on_tokens: OnTokens | None = None,
-    ) -> Generation:
-        told = on_this_loop(on_tokens)
-        call = GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop, told)
+    async def generate(self, call: GenerateCall) -> Generation:
+        call = replace(call, on_tokens=on_this_loop(call.on_tokens))
         done = asyncio.get_running_loop().create_future()
         self._waiting.append((call, done))
         if self._loop is None or self._loop.done():

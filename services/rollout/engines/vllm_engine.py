@@ -16,6 +16,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,23 +197,12 @@ class VllmEngine:
         await llm.update_weight_version("0")
         return engine
 
-    async def generate(
-        self,
-        request_id: str,
-        token_ids: list[int],
-        *,
-        max_tokens: int,
-        temperature: float,
-        seed: int | None,
-        stop: tuple[str, ...],
-        on_tokens: OnTokens | None = None,
-    ) -> Generation:
-        call = GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop, on_tokens)
-        output = await self._finished(request_id, token_ids, _sampling(call), on_tokens)
-        return _generation(request_id, output)
+    async def generate(self, call: GenerateCall) -> Generation:
+        output = await self._finished(call.request_id, call.token_ids, _sampling(call), call.on_tokens)
+        return _generation(call.request_id, output)
 
     async def generate_batch(self, calls: Sequence[GenerateCall]) -> list[Generation]:
-        return list(await asyncio.gather(*(self.generate(**vars(call)) for call in calls)))
+        return list(await asyncio.gather(*map(self.generate, calls)))
 
     async def _finished(
         self, request_id: str, token_ids: list[int], sampling: Any, on_tokens: OnTokens | None = None
@@ -365,20 +355,8 @@ class LockstepVllmEngine(OwnThread):
                     finished[output.request_id] = output
         return [finished[name] for name in names]
 
-    async def generate(
-        self,
-        request_id: str,
-        token_ids: list[int],
-        *,
-        max_tokens: int,
-        temperature: float,
-        seed: int | None,
-        stop: tuple[str, ...],
-        on_tokens: OnTokens | None = None,
-    ) -> Generation:
-        told = on_this_loop(on_tokens)
-        call = GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop, told)
-        return (await self.generate_batch([call]))[0]
+    async def generate(self, call: GenerateCall) -> Generation:
+        return (await self.generate_batch([replace(call, on_tokens=on_this_loop(call.on_tokens))]))[0]
 
     async def generate_batch(self, calls: Sequence[GenerateCall]) -> list[Generation]:
         requests = [(call.token_ids, _sampling(call)) for call in calls]

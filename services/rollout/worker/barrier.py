@@ -53,16 +53,5 @@ class BarrierMember:
         self._barrier = barrier
         self._index = index
 
-    async def generate(
-        self,
-        request_id: str,
-        token_ids: list[int],
-        *,
-        max_tokens: int,
-        temperature: float,
-        seed: int | None,
-        stop: tuple[str, ...],
-    ) -> Generation:
-        return await self._barrier.join(
-            self._index, GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop)
-        )
+    async def generate(self, call: GenerateCall) -> Generation:
+        return await self._barrier.join(self._index, call)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from services.common.errors import UnspiralError, UserError
 from services.contracts import MAX_DOCUMENT_CHARS, Action, FinishReason, Trajectory, TrajectoryRequest
+from services.rollout.engines.base import GenerateCall
 from services.rollout.worker.templates import Template, reading_of
 from services.rollout.worker.tools import Toolbox
 
@@ -255,12 +256,14 @@ async def _act(call: _Call, ids: list[int], budget: int) -> Action:
     while True:
         part = len(versions)
         generation = await call.engine.generate(
-            f"{call.name}.{part}" if part else call.name,
-            ids + written,
-            max_tokens=budget - len(written),
-            temperature=call.temperature,
-            seed=call.seed if call.seed is None or not part else turn_seed(call.seed, part, 0),
-            stop=template.stop,
+            GenerateCall(
+                request_id=f"{call.name}.{part}" if part else call.name,
+                token_ids=ids + written,
+                max_tokens=budget - len(written),
+                temperature=call.temperature,
+                seed=call.seed if call.seed is None or not part else turn_seed(call.seed, part, 0),
+                stop=template.stop,
+            )
         )
         _check(generation, call.uid)
         written += generation.token_ids

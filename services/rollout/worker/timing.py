@@ -10,7 +10,7 @@ from services.contracts import Span
 
 if TYPE_CHECKING:
     from retriever_service.client import Hit
-    from services.rollout.engines.base import Generation, Sampler
+    from services.rollout.engines.base import GenerateCall, Generation, Sampler
     from services.rollout.worker.loop import Search
 
 
@@ -21,20 +21,9 @@ class TimedSampler:
         self._engine = engine
         self._spans = spans
 
-    async def generate(
-        self,
-        request_id: str,
-        token_ids: list[int],
-        *,
-        max_tokens: int,
-        temperature: float,
-        seed: int | None,
-        stop: tuple[str, ...],
-    ) -> Generation:
+    async def generate(self, call: GenerateCall) -> Generation:
         began = time.monotonic()
-        generation = await self._engine.generate(
-            request_id, token_ids, max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop
-        )
+        generation = await self._engine.generate(call)
         self._spans.append(Span("generate", began, time.monotonic() - began))
         return generation
 

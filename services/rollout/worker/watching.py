@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from retriever_service.client import Hit
-    from services.rollout.engines.base import Engine, Generation
+    from services.rollout.engines.base import Engine, GenerateCall, Generation
     from services.rollout.worker.loop import Search
     from services.rollout.worker.templates import Template
 
@@ -77,16 +77,8 @@ class WatchedSampler:
         self._start = 0
         """Where the action in hand begins in them."""
 
-    async def generate(
-        self,
-        request_id: str,
-        token_ids: list[int],
-        *,
-        max_tokens: int,
-        temperature: float,
-        seed: int | None,
-        stop: tuple[str, ...],
-    ) -> Generation:
+    async def generate(self, call: GenerateCall) -> Generation:
+        token_ids = call.token_ids
         if self._prompt is None:
             self._prompt = self._start = len(token_ids)
         elif len(token_ids) == self._prompt:
@@ -104,15 +96,7 @@ class WatchedSampler:
         def on_tokens(ids: list[int]) -> None:
             self._watch(Writing(self._template.decode(before + ids).rstrip(_UNFINISHED)))
 
-        generation = await self._engine.generate(
-            request_id,
-            token_ids,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            seed=seed,
-            stop=stop,
-            on_tokens=on_tokens,
-        )
+        generation = await self._engine.generate(replace(call, on_tokens=on_tokens))
         self._ids = token_ids + generation.token_ids
         return generation
 

@@ -96,8 +96,8 @@ def check_limits() -> Iterator[Finding]:
         wanted = host_limits.threads_of_a_run()
         advice = f"a run here takes about {wanted:,}: {limit.remedy}"
         yield judged("threads", limit.left >= wanted, str(limit), advice, "note")
-    if lack := host_limits.lack_of_open_files():
-        yield Finding("open files", "note", *lack.removeprefix("open files: ").split("; ", 1))
+    if few := host_limits.few_open_files():
+        yield Finding("open files", "note", *few)
 
 
 def check_engine() -> Iterator[Finding]:
