@@ -307,7 +307,8 @@ def _opened(url: str) -> AbstractContextManager[LikelihoodStore]:
 
 def _is_store(word: str) -> bool:
     """Whether it names a store, so that it is not meant as the place to write to."""
-    return word == LATEST or "://" in word or word.startswith("sqlite:") or _file_of(word) is not None
+    named = word == LATEST or "://" in word or word.startswith("sqlite:")
+    return named or _file_of(word) is not None or bool(stores_in(Path(word)))
 
 
 def _file_of(word: str) -> Path | None:
