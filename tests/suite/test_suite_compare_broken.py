@@ -4,8 +4,9 @@ import json
 
 import pytest
 from command_line import run  # noqa: F401
-from suite_rows import asked, row
+from suite_rows import asked, row, trajectory_of
 
+from trainer.commands.work.evaluate import keep_answers
 from trainer.suite.compare import compare
 from trainer.suite.finished import load
 from trainer.suite.rows import METRICS
@@ -97,3 +98,11 @@ def test_what_a_model_wrote_acts_on_no_terminal_and_floods_none(run, good, tmp_p
     status, out, _ = run("eval", "compare", str(good), str(file))
     assert (status, "\x1b" in out) == (0, False)
     assert "Rome -> \ufffd[31mred\ufffd[2J next long" in out and max(map(len, out.splitlines())) < 400
+
+
+def test_half_a_pair_of_surrogates_that_was_sampled_loses_no_answers(tmp_path):
+    file = tmp_path / "kept.answers.jsonl"
+    keep_answers(
+        [trajectory_of(asked("quiz", 0), "Rome \ud800"), trajectory_of(asked("quiz", 1), "Rome")], file
+    )
+    assert [row["answer"] for row in load(file).greedy.values()] == ["Rome ?", "Rome"]
