@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ import orjson
 import typer
 
 from retriever_service.index_folder.description import IndexInfo, stamp_of, verify
+from retriever_service.index_folder.in_words import in_words
 from retriever_service.index_folder.keys import CorpusKeys
 from retriever_service.settings import ServerSettings
 from services.common import hub
@@ -41,14 +43,15 @@ else:  # FastAPI, numba and httpx take seconds, which `unspiral --help` need not
     merging = LazyModule("retriever_service.indexing.merge")
 
 
-def _report(out: Path, info: IndexInfo) -> None:
+def _report(out: Path, info: IndexInfo, *, left_out: bool = True) -> None:
+    """What an index is now. left_out: with the lines that this command left out."""
     kind = " ".join([info.backend, *([info.settings["type"]] if "type" in info.settings else [])])
     _out.print(
         f"{out}: {counted(info.passages, 'passage')}, {kind}, {info.bytes / 2**20:,.1f} MiB",
         soft_wrap=True,
         markup=False,
     )
-    if info.skipped:
+    if info.skipped and left_out:
         left = counted(info.skipped, "line was", "lines were")
         text = f"{left} left out, malformed or with the id of an earlier one, which is kept; the first:"
         for line in (text, *info.skipped_reasons):
@@ -67,6 +70,24 @@ def one_index(command: str, positional: str | None, option: str | None) -> str:
     return given[0]
 
 
+def in_order(command: str, words: Sequence[str | None], **options: str | None) -> list[str]:
+    """The values of options that may stand alone too: those that are not given take the words, in their
+    order. Raises UserError where one is missing, and for a word too many."""
+    left = [word for word in words if word is not None]
+    found = [value if value is not None or not left else left.pop(0) for value in options.values()]
+    expected = f"expected `{' '.join([command, *map(str.upper, options)])}`"
+    if left:
+        given = next(name for name, value in options.items() if value is not None)
+        raise UserError(
+            f"{command}: two of {given.upper()} given, {left[0]} and {options[given]}; {expected}"
+        )
+    whole = [value for value in found if value is not None]
+    if len(whole) < len(found):
+        missing = [name.upper() for name, value in zip(options, found, strict=True) if value is None]
+        raise UserError(f"{command}: {' and '.join(missing)} missing; {expected}")
+    return whole
+
+
 IndexPlace = Annotated[
     str | None, typer.Argument(metavar="INDEX", help="Folder of an index; --index takes it too.")
 ]
@@ -74,8 +95,15 @@ IndexOption = Annotated[
     str | None, typer.Option("--index", "--index_path", help="The index, if not given alone.")
 ]
 Corpus = Annotated[
-    Path,
-    typer.Option("--corpus", "--corpus_path", help="Corpus file or folder, of any layout in docs/data.md."),
+    str | None,
+    typer.Option("--corpus", "--corpus_path", help="The corpus, if not given alone."),
+]
+CorpusPlace = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="CORPUS",
+        help="Corpus file or folder, of any layout in docs/data.md; --corpus takes it too.",
+    ),
 ]
 Model = Annotated[
     str | None, typer.Option("--model", "--retriever_model", help="Encoder: folder or hub name.")
@@ -112,7 +140,9 @@ Topk = Annotated[int, typer.Option(min=1, help="Most passages to show.")]
 
 @index_app.command("build")
 def build(
-    corpus: Corpus,
+    *,
+    place: CorpusPlace = None,
+    corpus: Corpus = None,
     out: Annotated[Path, typer.Option(help="Folder of the index to be made.")],
     backend: Annotated[str, typer.Option(help="bm25, dense or hybrid (both, fused).")] = "bm25",
     skip_bad: SkipBad = False,
@@ -150,11 +180,12 @@ def build(
     overwrite: Overwrite = False,
 ) -> None:
     """Index a corpus. An interrupted build goes on where it was."""
-    corpus = hub.local_file("--corpus", corpus, _err.print)
+    (given,) = in_order("index build", [place], corpus=corpus)
+    file = hub.local_file("--corpus", given, _err.print)
     before = stamp_of(out)
     with progress_on(_err) as tell:
         info = building.build_index(
-            corpus, out, backend=backend, skip_bad=skip_bad, keys=CorpusKeys(text_key, title_key, id_key),
+            file, out, backend=backend, skip_bad=skip_bad, keys=CorpusKeys(text_key, title_key, id_key),
             language=language, stem=stem,
             stop_words=stop_words, k1=k1, b=b, postings=postings, model=model, family=family,
             vector_type=vector_type, nprobe=nprobe, ef_search=ef_search, encoder_dtype=encoder_dtype,
@@ -168,19 +199,21 @@ def build(
 
 @index_app.command("add")
 def add(
-    corpus: Corpus,
     place: IndexPlace = None,
+    corpus_place: CorpusPlace = None,
     index: IndexOption = None,
+    corpus: Corpus = None,
     skip_bad: SkipBad = False,
 ) -> None:
     """Add passages to an index of packed postings. An interrupted addition goes on where it was."""
-    folder = Path(one_index("index add", place, index))
-    corpus = hub.local_file("--corpus", corpus, _err.print)
+    name, given = in_order("index add", [place, corpus_place], index=index, corpus=corpus)
+    folder = Path(name)
+    file = hub.local_file("--corpus", given, _err.print)
     before = stamp_of(folder)
     with progress_on(_err) as tell:
-        info = changing.add_to_index(folder, corpus, skip_bad=skip_bad, progress=tell)
+        info = changing.add_to_index(folder, file, skip_bad=skip_bad, progress=tell)
     if before == stamp_of(folder):
-        text = f"{folder}: has the id of every passage of {corpus} already; kept as it is"
+        text = f"{folder}: has the id of every passage of {file} already; kept as it is"
         _err.print(text, markup=False, soft_wrap=True)
     _report(folder, info)
 
@@ -199,7 +232,7 @@ def delete(
     wanted = [*(identity or []), *(changing.read_ids(ids) if ids else [])]
     if not wanted:
         raise UserError("index delete: no id; expected --id ID, or --ids FILE with one a line")
-    _report(folder, changing.delete_from_index(folder, wanted))
+    _report(folder, changing.delete_from_index(folder, wanted), left_out=False)
 
 
 @index_app.command("merge")
@@ -207,7 +240,7 @@ def merge(place: IndexPlace = None, index: IndexOption = None) -> None:
     """Make one index of all that was built and added, less what was deleted. Interrupted, it goes on."""
     folder = Path(one_index("index merge", place, index))
     with progress_on(_err) as tell:
-        _report(folder, merging.merge_index(folder, progress=tell))
+        _report(folder, merging.merge_index(folder, progress=tell), left_out=False)
 
 
 @index_app.command("convert")
@@ -289,20 +322,35 @@ def info(
         Path | None,
         typer.Option("--corpus", "--corpus_path", help="Check that the index was built from this file."),
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="All that is recorded, with a checksum of each file.")
+    ] = False,
 ) -> None:
-    """Check an index and print what it is, as JSON."""
-    _out.print_json(data=asdict(verify(Path(one_index("index info", place, index)), corpus)))
+    """Check an index, and print what it is."""
+    folder = Path(one_index("index info", place, index))
+    found = verify(folder, corpus)
+    if as_json:
+        _out.print_json(data=asdict(found))
+        return
+    _report(folder, found, left_out=False)
+    for line in in_words(found):
+        _out.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 @index_app.command("search")
 def search(
-    query: Annotated[str, typer.Argument(help="What to look for.")],
+    place: Annotated[
+        str | None, typer.Argument(metavar="INDEX", help="Folder of an index; --index takes it too.")
+    ] = None,
+    query: Annotated[str | None, typer.Argument(help="What to look for.")] = None,
     index: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--index", "--index_path", help="Folder of an index, or what else `serve retriever` takes."
+            "--index",
+            "--index_path",
+            help="The index, if not given alone, or what else `serve retriever` takes.",
         ),
-    ],
+    ] = None,
     corpus: Annotated[
         Path | None, typer.Option("--corpus", "--corpus_path", help="As for `serve retriever`.")
     ] = None,
@@ -311,6 +359,7 @@ def search(
     topk: Topk = 3,
 ) -> None:
     """Search an index without a server."""
+    index, query = in_order("index search", [place, query], index=index, query=None)
     settings = ServerSettings(
         index=index, corpus=str(corpus) if corpus else None, retriever_model=model, retriever_name=family
     )
@@ -319,10 +368,10 @@ def search(
     (hits,) = opened.search([client.clean_query(query)], topk)
     if not hits:
         _out.print("no passage matches")
-    for place, (document, score) in enumerate(hits, 1):
+    for rank, (document, score) in enumerate(hits, 1):
         found = orjson.loads(document)
         title, _, text = found["contents"].partition("\n")
-        heading = f"{place}. {title}  (id {found['id']}, score {score:.3f})"
+        heading = f"{rank}. {title}  (id {found['id']}, score {score:.3f})"
         _out.print(heading, style="bold", markup=False, highlight=False)
         _out.print(f"   {text}", markup=False, highlight=False)
     opened.close()

@@ -3,7 +3,9 @@ byte positions."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +13,15 @@ from typing import Any
 
 from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys
 from retriever_service.index_folder.passages import EXPECTED, NAMED_BY, Row, has_id, parse_row, row_of
+from retriever_service.index_folder.rows import hash_of
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.records import Record, data_files, layout_of, no_utf8, open_unpacked, read_records
 from services.common.records.files import DAMAGED
 
+SKIP_BAD = "--skip-bad (of a run: retriever.skip_bad)"
+COUNTED = 100_000
+"""Rows behind a malformed one among which others are counted: in about a second."""
 _BLOCK = 4 << 20
 _SAMPLE = 8 << 20
 _ROW_BYTES_GUESSED = 500
@@ -72,8 +79,8 @@ def read_corpus(
     passed over.
 
     Where the first row has no column for an id, such rows have their number, from 0. Raises UserError where
-    it has no column that `keys` names, and at the first malformed line, or counts that in `skipped` where
-    `skip_bad` is set.
+    it has no column that `keys` names, and at the first malformed line, saying how many more there are; or
+    counts that in `skipped` where `skip_bad` is set.
     """
     skipped = skipped if skipped is not None else Skipped()
     files = corpus_files(path)
@@ -109,7 +116,8 @@ def _read_lines(
                 try:
                     row = parse_row(text, line - 1 if numbers else None, keys)
                 except ValueError as error:
-                    _bad(f"{path}:{line}", _reason(path, text, error), skip_bad, skipped)
+                    told = functools.partial(_left_out, path, keys, line, position)
+                    _bad(f"{path}, line {line}", _reason(path, text, error), skip_bad, skipped, told)
                     continue
                 yield Passage(row.id, row.contents, line, position, row.fields)
         except DAMAGED as error:
@@ -132,7 +140,8 @@ def _read_records(
         try:
             row = _row(record, number - 1 if numbers else None, keys)
         except ValueError as error:
-            _bad(_place(record), str(error), skip_bad, skipped)
+            told = functools.partial(_left_out, path, keys, number, number)
+            _bad(record.place, str(error), skip_bad, skipped, told)
             continue
         yield Passage(row.id, row.contents, record.number if alone else number, number, row.fields)
 
@@ -143,10 +152,12 @@ def _row(record: Record, number: int | None, keys: CorpusKeys) -> Row:
     return row_of(keys.applied(record.fields), number)
 
 
-def _place(record: Record) -> str:
-    return (
-        f"{record.file}:{record.number}" if record.unit == "line" else f"{record.file}: row {record.number}"
-    )
+def unit_of(path: str | Path) -> str:
+    """What `Passage.line` counts in a corpus: `line`, or `row` where the file has no lines or there are
+    several."""
+    files = corpus_files(path)
+    first = next(read_records(files[0]), None) if len(files) == 1 else None
+    return first.unit if first is not None else "row"
 
 
 def extent(path: Path) -> int:
@@ -210,15 +221,66 @@ def _reason(path: Path, line: bytes, error: ValueError) -> str:
     return str(error)
 
 
-def _bad(place: str, reason: str, skip_bad: bool, skipped: Skipped) -> None:
+def _bad(place: str, reason: str, skip_bad: bool, skipped: Skipped, left_out: Callable[[], str]) -> None:
     """Raises UserError, or counts the line. Of a text in another encoding, or with columns of other names, it
-    is the file that is mended or described: to leave its lines out would lose good passages."""
+    is the file that is mended or described: to leave its lines out would lose good passages. left_out: as of
+    `_left_out`."""
     of_the_file = reason.startswith("not UTF-8 text; ") or reason.endswith(NAMED_BY)
     line = f"{place}: {reason}" if of_the_file else f"{place}: {reason}; expected {EXPECTED}"
     if not skip_bad:
-        left_out = "--skip-bad (of a run: retriever.skip_bad) leaves such lines out"
-        raise UserError(line if of_the_file else f"{line}; {left_out}")
+        raise UserError(line if of_the_file else f"{line}; {left_out()}")
     skipped.add(line)
+
+
+class _Enough(Exception):
+    """So many rows were read as are counted."""
+
+
+class _Counting(Skipped):
+    """Counts the rows of a corpus, of which some are malformed. Raises _Enough past the most."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+        self.ids = array("Q")
+
+    @property
+    def rows(self) -> int:
+        return self.count + len(self.ids)
+
+    def add(self, reason: str) -> None:
+        super().add(reason)
+        self.stop()
+
+    def stop(self) -> None:
+        if self.rows >= self.most:
+            raise _Enough
+
+
+def _left_out(path: Path, keys: CorpusKeys, line: int, end: int) -> str:
+    """How many rows a build would leave out, for the line about the first of them, which ends at `end`
+    (`Passage.end`); COUNTED rows behind it are looked at. Where it comes later than that, the rows before it
+    are not read again, and repeated ids not counted."""
+    whole, again = True, line <= COUNTED
+    found = _Counting(line + COUNTED if again else COUNTED)
+    where: dict[str, Any] = {} if again else {"line": line, "start": end}
+    try:
+        for passage in read_corpus(path, skip_bad=True, skipped=found, keys=keys, **where):
+            found.ids.append(hash_of(passage.id))
+            found.stop()
+    except _Enough:
+        whole = False
+    except UserError:  # of the file itself, which is told once these rows are mended
+        return f"{SKIP_BAD} leaves such rows out"
+    bad, rows = (found.count, found.rows) if again else (found.count + 1, found.rows + line)
+    repeated = len(found.ids) - len(set(found.ids)) if again else 0
+    told = f"{bad:,} of its {'' if whole else 'first '}{rows:,} rows {'is' if bad == 1 else 'are'} malformed"
+    if repeated:
+        told += f", and {counted(repeated, 'other has', 'others have')} the id of an earlier one"
+    out = (
+        "such rows" if not (whole and again) else "it" if bad + repeated == 1 else f"these {bad + repeated:,}"
+    )
+    return f"{told}: {SKIP_BAD} leaves {out} out"
 
 
 def corpus_bytes(path: str | Path) -> int:

@@ -96,7 +96,7 @@ def parse_line(path: Path, number: int, line: bytes) -> Row:
     try:
         return parse_row(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line)
     except ValueError as error:
-        raise UserError(f"corpus {path}:{number}: {error}; expected {EXPECTED}") from None
+        raise UserError(f"corpus {path}, line {number}: {error}; expected {EXPECTED}") from None
 
 
 def parse_row(raw: bytes, number: int | None = None, keys: CorpusKeys = NO_KEYS) -> Row:

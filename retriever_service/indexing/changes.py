@@ -21,7 +21,7 @@ import orjson
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
 from retriever_service.bm25.packed.build import write_packed
 from retriever_service.errors import IndexInvalid
-from retriever_service.index_folder.corpus import are_numbered, checksum, corpus_bytes
+from retriever_service.index_folder.corpus import are_numbered, checksum, corpus_bytes, unit_of
 from retriever_service.index_folder.description import META_FILE, IndexInfo, read_info, verify
 from retriever_service.index_folder.held_ids import HeldIds
 from retriever_service.index_folder.keys import CorpusKeys
@@ -43,6 +43,7 @@ from retriever_service.indexing.workplace import (
     tidy,
     useless_removed,
 )
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import put_folder, sync, write_atomically
 from services.common.users_files import reading
@@ -58,9 +59,9 @@ def add_to_index(
     killed.
 
     Raises UserError for a malformed line, as a build does, and for an id that the index has (`skip_bad`
-    leaves such lines out and counts them; where no passage is left, the index stays as it is, and `skipped`
-    of the result counts the lines of this corpus); IndexInvalid for an index that takes no additions;
-    EnvironmentLacks as a build does.
+    leaves such lines out and counts them; where no passage is left, the index stays as it is). `skipped` of
+    the result counts the lines of this corpus alone. Raises IndexInvalid for an index that takes no
+    additions; EnvironmentLacks as a build does.
     """
     index = Path(index).resolve()
     corpus = Path(corpus)
@@ -129,7 +130,7 @@ def add_to_index(
             segments=[*info.segments, name],
         )
         _commit(index, changed)
-    return read_info(index)
+    return replace(read_info(index), skipped=added.skipped, skipped_reasons=added.skipped_reasons)
 
 
 def delete_from_index(index: str | Path, ids: Sequence[str]) -> IndexInfo:
@@ -222,11 +223,14 @@ def _refuse_held_ids(held: HeldIds, index: Path, corpus: Path, work: Path) -> No
     """Raise UserError where a passage to be added has an id that the index has."""
     lines = np.fromfile(work / "lines", np.uint64)
     added = SegmentedDocuments([work])
-    for row in held.hashed(np.fromfile(work / "hashes", np.uint64)).tolist():
+    suspects = held.hashed(np.fromfile(work / "hashes", np.uint64)).tolist()
+    for row in suspects:
         identity = added.get(row)[0]
         if identity in held:
+            there = counted(len(suspects), "passage of it is", "passages of it are")
             raise UserError(
-                f"{corpus}:{lines[row]}: id {identity!r} is in the index {index} already; `unspiral "
-                "index delete` takes it out, and --skip-bad leaves such passages of the corpus out"
+                f"{corpus}, {unit_of(corpus)} {lines[row]}: id {identity!r} is in the index {index} already; "
+                f"{there} there by id: `unspiral index delete` takes such out, and --skip-bad does not add "
+                "them"
             )
     added.close()

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import orjson
 
-from retriever_service.index_folder.corpus import Passage, Skipped, read_corpus
+from retriever_service.index_folder.corpus import Passage, Skipped, read_corpus, unit_of
 from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE, Documents, encode_document
 from retriever_service.index_folder.keys import CorpusKeys
 from retriever_service.index_folder.repeated import IN_INDEX, Repeated
@@ -135,6 +136,11 @@ class Scanner:
         write_lookup(self.folder, ids, urls)
         return state
 
+    @cached_property
+    def _unit(self) -> str:
+        """Of the numbers of passages in messages."""
+        return unit_of(self.corpus)
+
     def _read(self, skipped: Skipped) -> Iterator[Passage]:
         """The passages from where the scan stands. Of those with one id the first is kept, or that which the
         index has."""
@@ -151,8 +157,10 @@ class Scanner:
                 yield passage
                 continue
             self._index_has_some |= line == IN_INDEX
-            kept = "that of the index" if line == IN_INDEX else f"that on line {line}"
-            skipped.add(f"{self.corpus}:{passage.line}: id {passage.id!r} again; {kept} is kept")
+            kept = "that of the index" if line == IN_INDEX else f"that on {self._unit} {line}"
+            skipped.add(
+                f"{self.corpus}, {self._unit} {passage.line}: id {passage.id!r} again; {kept} is kept"
+            )
 
     def _write(self, taken: list[Passage]) -> None:
         """In chunks of the same passages, however many are taken together: the files are the same bytes."""
@@ -222,7 +230,9 @@ class Scanner:
             second = int(order[at + 1])
             identity = documents.get(second)[0]
             if documents.get(first)[0] == identity:
+                more = counted(len(same), "passage has", "passages have")
                 raise UserError(
-                    f"{self.corpus}:{lines[second]}: id {identity!r} again, as on line {lines[first]}; "
-                    "expected unique ids; --skip-bad keeps the first passage of each id"
+                    f"{self.corpus}, {self._unit} {lines[second]}: id {identity!r} again, as on {self._unit} "
+                    f"{lines[first]}; expected unique ids; {more} the id of an earlier one: "
+                    "--skip-bad keeps the first passage of each id"
                 )

@@ -3,6 +3,7 @@ UserError, whose `exit_code` the command ends with."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
 from importlib import import_module
@@ -16,7 +17,8 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.names import accepted
 from services.common.printing.commands import typed
-from services.common.runs.paths import LATEST, is_run, run_folder
+from services.common.runs.paths import LATEST, METRICS, in_runs, is_run, near_run, run_folder
+from services.common.users_files import one_out
 from services.likelihood.exports import mirrors, upkeep
 from services.likelihood.exports.doubts import doubts
 from services.likelihood.exports.report import write_report
@@ -33,14 +35,21 @@ SERVER = "services.likelihood.rest.launch"
 likelihood_app = typer.Typer(help="The likelihood store's upkeep.", no_args_is_help=True)
 monitor_app = typer.Typer(help="The phase monitor.", no_args_is_help=True)
 
+STORE = "likelihood.db"
+STORE_VARIABLE = "UNSPIRAL_STORE"
+EXPECTED = f"a store's file or address, a run, or latest; by default {STORE} in the current folder"
 NO_STEPS = "no step was recorded yet (a line of metrics.jsonl is written when a step ends)"
 
+Run = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="The run whose store it is, or whatever else --store takes."),
+]
 Store = Annotated[
-    str,
+    str | None,
     typer.Option(
-        envvar="UNSPIRAL_STORE",
-        help="File, sqlite:PATH, redis://HOST:PORT/DB, a run's folder, a folder of runs, or latest; give a "
-        "password in the environment variable.",
+        envvar=STORE_VARIABLE,
+        help="File, sqlite:PATH, redis://HOST:PORT/DB, a run's folder, its name in runs/, a folder of runs, "
+        f"or latest; give a password in the environment variable. Default: {STORE}.",
     ),
 ]
 RunName = Annotated[str | None, typer.Option("--run", help="One run; all if left out.")]
@@ -53,7 +62,8 @@ Rules = Annotated[
 
 
 def serve_likelihood(
-    store: Store = "likelihood.db",
+    place: Run = None,
+    store: Store = None,
     host: Annotated[
         str, typer.Option(help="Address to bind; beyond this machine UNSPIRAL_API_TOKEN must be set.")
     ] = "127.0.0.1",
@@ -75,11 +85,11 @@ def serve_likelihood(
 ) -> None:
     """Run the likelihood service alone: REST for any trainer, the live page at /."""
     launch: Any = import_module(SERVER)
-    store = _store_of(store)
-    place = Path(store.removeprefix("sqlite:"))
-    if ":" not in str(place) and not place.parent.is_dir():  # a new store there would hide a wrong path
+    store = _store_of(_given("serve likelihood", place, store))
+    file = Path(store.removeprefix("sqlite:"))
+    if ":" not in str(file) and not file.parent.is_dir():  # a new store there would hide a wrong path
         raise UserError(
-            f"--store {store}: no folder {place.parent}; expected a file in a folder that is there (the file "
+            f"--store {store}: no folder {file.parent}; expected a file in a folder that is there (the file "
             "itself may be new), redis://HOST:PORT/DB, a run's folder, a folder of runs, or latest"
         )
     settings = launch.ServeSettings(
@@ -123,7 +133,8 @@ def report(
 
 @likelihood_app.command("prune")
 def prune(
-    store: Store = "likelihood.db",
+    place: Run = None,
+    store: Store = None,
     run: RunName = None,
     keep_steps: Annotated[
         int | None,
@@ -136,7 +147,7 @@ def prune(
     """Forget old trajectories, or old runs. Curves and metrics of the runs that stay are kept."""
     if keep_steps is None and older_than_days is None:
         raise UserError("likelihood prune: expected --keep-steps or --older-than-days")
-    with _opened(store) as opened:
+    with _opened(_given("likelihood prune", place, store)) as opened:
         names = _chosen(opened, run)
         gone = upkeep.prune(opened, names, keep_steps=keep_steps, older_than_days=older_than_days)
     trajectories = counted(gone["trajectories"], "trajectory", "trajectories")
@@ -145,15 +156,23 @@ def prune(
 
 @likelihood_app.command("export")
 def export(
-    out: Annotated[str, typer.Argument(help="Folder; with --to wandb the name of a project.")],
-    store: Store = "likelihood.db",
+    place: Run = None,
+    folder: Annotated[
+        str | None, typer.Argument(metavar="OUT", help="Folder; with --to wandb the name of a project.")
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="The same as OUT.")] = None,
+    store: Store = None,
     run: RunName = None,
     to: Annotated[
         Literal["parquet", "tensorboard", "wandb"], typer.Option(help="What is written.")
     ] = "parquet",
 ) -> None:
     """Write runs out: Parquet (steps and actions), TensorBoard event files, or Weights & Biases."""
-    with _opened(store) as opened:
+    if place is not None and folder is None and out is None and not (store is None and _is_store(place)):
+        place, folder = None, place  # OUT alone
+    given, option = (None if one is None else Path(one) for one in (folder, out))
+    out = str(one_out("likelihood export", given, option))
+    with _opened(_given("likelihood export", place, store)) as opened:
         for name in _chosen(opened, run):
             if to == "parquet":
                 for path in upkeep.export_parquet(opened, name, Path(out)):
@@ -251,27 +270,52 @@ def _in_words(run: RunFiles, phases: list[dict[str, Any]], alarms: list[dict[str
         yield "  no alarm"
 
 
+def _given(command: str, place: str | None, option: str | None) -> str:
+    """The store that was named, alone or behind --store, which the environment may give too. Raises
+    UserError where both name one."""
+    if place is not None and option is not None and option != os.environ.get(STORE_VARIABLE):
+        raise UserError(f"{command}: {place} and --store both name a store; give one of them")
+    return place or option or STORE
+
+
 def _opened(url: str) -> AbstractContextManager[LikelihoodStore]:
     """A store that must be there already."""
     url = _store_of(url)
     path = Path(url.removeprefix("sqlite:"))
     if "://" not in url and not path.exists():
-        raise UserError(f"likelihood store {path}: no such file; give it with --store")
+        near = near_run(path)
+        raise UserError(f"likelihood store {path}: no such file; expected {EXPECTED}{near}")
     return closing(open_store(url))
 
 
+def _is_store(word: str) -> bool:
+    """Whether it names a store, so that it is not meant as the place to write to."""
+    named = word == LATEST or "://" in word or word.startswith("sqlite:")
+    return named or _file_of(word) is not None or bool(stores_in(Path(word)))
+
+
+def _file_of(word: str) -> Path | None:
+    """The file of the store that a path or a run's name leads to; None where it leads to none."""
+    path = in_runs(Path(word))
+    if path.is_dir() or path.name == METRICS:
+        path = run_folder(path) / STORE
+    return path if path.is_file() else None
+
+
 def _store_of(url: str) -> str:
-    """Address of a store, where it may have been given as a run's folder, as one of runs, or `latest`."""
-    if url != LATEST and not Path(url).is_dir():
+    """Address of a store, where it may have been given as a run, as a folder of runs, or `latest`."""
+    if (file := _file_of(url)) is not None:
+        return str(file)
+    if url != LATEST and not in_runs(Path(url)).is_dir():
         return url
     run = run_folder(url)
-    store = run / "likelihood.db"
+    store = run / STORE
     if store.is_file():
         return str(store)
     if not is_run(run) and stores_in(run):
         return str(run)
     below = "" if is_run(run) else ", nor in a folder in it"
-    raise UserError(f"--store {url}: no likelihood.db in {run}{below}; a run with a store.url keeps it there")
+    raise UserError(f"--store {url}: no {STORE} in {run}{below}; a run with a store.url keeps it there")
 
 
 def _chosen(store: LikelihoodStore, run: str | None) -> list[str]:

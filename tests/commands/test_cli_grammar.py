@@ -2,7 +2,6 @@
 are given."""
 
 import json
-import os
 import shlex
 import shutil
 from importlib import metadata
@@ -10,16 +9,15 @@ from pathlib import Path
 
 import pytest
 import typer
-from command_line import run  # noqa: F401
-from places import DATA, ROOT
+from command_line import fresh_folder, run, runs  # noqa: F401
+from places import ROOT
 
 from services.common.names import accepted, nearest
 from trainer.commands.cli import COMMANDS as COMMANDS_OF_TREE
 from trainer.commands.cli import PANELS, app
 from trainer.commands.examples import EXAMPLES
-from trainer.learner.checkpoint import find, written_aside
+from trainer.learner.checkpoint import find
 
-LAB = DATA / "lab"
 VERBS = {
     "Add", "Ask", "Begin", "Check", "Compare", "Convert", "Copy", "Delete", "Forget", "Go", "Index", "Let",
     "List", "Make", "Measure", "Print", "Read", "Run", "Score", "Search", "Serve", "Show", "Teach", "Train",
@@ -39,28 +37,6 @@ def leaves(command, path=()):
 
 
 COMMANDS = dict(leaves(typer.main.get_command(app)))
-
-
-@pytest.fixture(autouse=True)
-def fresh_folder(monkeypatch, tmp_path):
-    """Each test begins in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def runs(tmp_path):
-    """Two recorded runs in runs/, the second written last, with a checkpoint each."""
-    for age, name in ((100, "demo-0"), (0, "demo-1")):
-        folder = tmp_path / "runs" / name
-        folder.mkdir(parents=True)
-        shutil.copy(LAB / "grpo_1.jsonl", folder / "metrics.jsonl")
-        written = os.stat(folder / "metrics.jsonl").st_mtime - age
-        os.utime(folder / "metrics.jsonl", (written, written))
-        with written_aside(folder / "checkpoints" / "step_000090") as aside:
-            for needed in ("state.json", "learner.json", "model/config.json", "weights/a", "rng/a"):
-                (aside / needed).parent.mkdir(exist_ok=True)
-                (aside / needed).write_text("{}")
-    return tmp_path / "runs"
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
@@ -109,10 +85,18 @@ def test_each_help_page_fits_80_columns_and_shows_every_option_and_the_example(r
     lines = out.splitlines()
     assert status == 0 and max(map(len, lines)) <= 80
     assert sum(line.strip().startswith("Example: unspiral ") for line in lines) == 1
+    assert "bool" not in out
     words = set(out.replace(",", " ").split())
     for parameter in COMMANDS[path].params:
         names = [*parameter.opts, (parameter.metavar or parameter.name).split()[0]]
         assert any(f"{name}{many}" in words for name in names for many in ("", "...")), names
+
+
+@pytest.mark.parametrize("group", [(), ("index",), ("serve",), ("trajectories",)], ids=" ".join)
+def test_the_help_of_a_group_shows_no_type_behind_a_flag(run, monkeypatch, group):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = run(*group, "--help")
+    assert status == 0 and "--help" in out and "bool" not in out
 
 
 def test_commands_stand_under_headings_in_the_order_of_use(run, monkeypatch):
@@ -286,7 +270,8 @@ def test_an_index_stands_alone_or_behind_its_option(run, tmp_path):
     (tmp_path / "corpus.jsonl").write_text('{"id": "0", "contents": "\\"Rome\\"\\nA town."}\n')
     assert run("index", "build", "--corpus", "corpus.jsonl", "--out", "index")[0] == 0
     alone, option, upstream = (
-        run("index", "info", *given) for given in (["index"], ["--index", "index"], ["--index_path", "index"])
+        run("index", "info", *given, "--json")
+        for given in (["index"], ["--index", "index"], ["--index_path", "index"])
     )
     assert alone == option == upstream and json.loads(alone[1])["passages"] == 1
 
@@ -323,7 +308,7 @@ def test_the_help_of_a_checkpoint_says_what_latest_and_best_are_of(run, monkeypa
         ),
         (
             ("index", "search", "--index", "i"),
-            "Missing argument 'QUERY'. Example: unspiral index search --in",
+            "index search: QUERY missing; expected `index search INDEX QUERY`",
         ),
         (
             ("eval", "--limit", "1"),

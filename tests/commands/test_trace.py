@@ -124,6 +124,19 @@ def test_a_worker_s_clock_is_corrected_by_what_cannot_come_before_what(ahead):
     assert said == "as the driver's" if not ahead else "right within" in said
 
 
+def test_without_a_place_the_trace_lies_in_the_run_s_folder(tmp_path, run, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("{}\n")
+    write_spans(folder, 7, 1, 0.0, [], [trajectory("a", 1.0, 0.5)])
+    for given in ("mine", "latest", "runs/mine"):
+        status, out, _ = run("trace", given, "7")
+        assert (status, out.partition(":")[0]) == (0, "runs/mine/traces/step_000007.json")
+    assert json.loads((folder / "traces" / "step_000007.json").read_text())["otherData"]["step"] == 7
+    assert [entry.name for entry in tmp_path.iterdir()] == ["runs"]
+
+
 def test_spans_are_bounded_and_those_of_old_steps_go(tmp_path):
     many = [trajectory(f"t{i}", 1.0, 0.5) for i in range(MOST_TRAJECTORIES + 3)]
     for step in (1, 2, KEPT_STEPS + 1):

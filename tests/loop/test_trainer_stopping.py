@@ -467,7 +467,7 @@ def test_a_report_that_fails_is_a_warning(tmp_path, monkeypatch):
     started(made, monkeypatch, Spoilt)
     result, out = trained(made)
     assert result["exit"] == 0 and result["steps"] == 12
-    assert "warning: no report was written" in out and "events.jsonl:1: not JSON" in out
+    assert "warning: no report was written" in out and "events.jsonl, line 1: not JSON" in out
 
 
 def test_a_full_disk_ends_the_run_with_the_name_of_the_file(tmp_path, monkeypatch):

@@ -128,6 +128,7 @@ def views(url: str, runs: list[Path]) -> list[View]:
 
     def unfolded(page: Page) -> None:
         figure = page.locator("figure", has_text="Time of a step")
+        figure.evaluate("(figure) => { figure.closest('details').open = true; }")  # folded on a phone
         figure.locator("summary").click()
         figure.locator("td").first.wait_for()
 

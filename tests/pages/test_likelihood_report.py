@@ -112,9 +112,9 @@ def test_a_torn_last_line_and_steps_written_twice_are_read_rightly(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        ('{"step": 0}\n{"x": 1}\n', "metrics.jsonl:2: expected an object with a whole number `step`"),
-        ('{"step": 0}\nnonsense\n{"step": 1}\n', "metrics.jsonl:2: not JSON"),
-        ("[1]\n", "metrics.jsonl:1: expected one JSON object a line"),
+        ('{"step": 0}\n{"x": 1}\n', "metrics.jsonl, line 2: expected an object with a whole number `step`"),
+        ('{"step": 0}\nnonsense\n{"step": 1}\n', "metrics.jsonl, line 2: not JSON"),
+        ("[1]\n", "metrics.jsonl, line 1: expected one JSON object a line"),
         (None, "no run's folder: "),
     ],
 )

@@ -80,7 +80,7 @@ def test_all_that_is_wrong_with_a_corpus_is_told_at_once_and_skip_bad_leaves_it_
     assert status == 2 and "--skip-bad" in err
     status, out, err = run("index", "build", "--corpus", file, "--out", index, "--skip-bad")
     assert status == 0 and "2 passages" in out and "3 lines were left out" in err
-    assert f"{file}:2: id '1' again; that on line 1 is kept" in err
+    assert f"{file}, line 2: id '1' again; that on line 1 is kept" in err
     assert "a bridge" in run("index", "search", "--index", index, "bridge tower river")[1]
     assert "tower" not in run("index", "search", "--index", index, "tower")[1]
 

@@ -113,3 +113,38 @@ def test_where_nothing_could_be_compared_there_is_no_all_clear(run, tmp_path):
     )
     status, out, err = run("data", "validate", str(other), "--against", str(mine))
     assert status == 2 and "the same" not in out and "2 of 2 rows are malformed" in err
+
+
+ODD = {"Frage": "who wrote it?", "Antwort": "Ada"}
+USUAL = {"question": "who wrote it?", "golden_answers": ["Ada"]}
+NAMED = ("--question-key", "Frage", "--answer-key", "Antwort")
+
+
+@pytest.mark.parametrize(
+    ("mine", "other"),
+    [
+        (ODD, USUAL),
+        (USUAL, ODD),
+        (ODD, ODD),
+        ({"Frage": "who wrote it?", "answer": "Ada"}, {"question": "who wrote it?", "Antwort": "Ada"}),
+    ],
+    ids=["mine is odd", "the other is", "both are", "each by half"],
+)
+def test_a_key_counts_in_each_file_that_has_its_column(run, tmp_path, mine, other):
+    files = [tmp_path / "mine.jsonl", tmp_path / "other.jsonl"]
+    for file, row in zip(files, (mine, other), strict=True):
+        file.write_text(json.dumps(row) + "\n")
+    status, out, err = run("data", "validate", str(files[0]), *NAMED, "--against", str(files[1]))
+    assert status == 2 and err == f"unspiral: {files[0]}: 1 of 1 questions stand in {files[1]} too\n", out
+    assert f"against {files[1]}: 1 question is the same, 0 near" in out
+
+
+def test_a_key_that_neither_file_has_is_a_mistake(run, tmp_path):
+    for name in ("mine.jsonl", "other.jsonl"):
+        (tmp_path / name).write_text(json.dumps(USUAL) + "\n")
+    mine, other = (str(tmp_path / name) for name in ("mine.jsonl", "other.jsonl"))
+    status, _, err = run("data", "validate", mine, "--question-key", "Farge", "--against", other)
+    assert status == 2 and "--question-key Farge: nothing is there; the columns are question, golden" in err
+    (tmp_path / "other.jsonl").write_text(json.dumps(ODD) + "\n")  # without --against it is one too
+    status, _, err = run("data", "validate", mine, *NAMED)
+    assert status == 2 and "--question-key Frage: nothing is there" in err

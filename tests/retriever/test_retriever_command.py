@@ -56,7 +56,7 @@ def command(monkeypatch, capsys):
 def test_build_info_and_search(tmp_path, command):
     status, out, _ = command("index", "build", "--corpus", CORPUS, "--out", tmp_path / "i")
     assert status == 0 and "186 passages, bm25" in out.replace("\n", "")
-    info = json.loads(command("index", "info", "--index", tmp_path / "i")[1])
+    info = json.loads(command("index", "info", "--index", tmp_path / "i", "--json")[1])
     assert (info["passages"], info["backend"], info["settings"]["k1"]) == (186, "bm25", 0.9)
     assert command("index", "search", "--index", tmp_path / "i", "Mina Frost", "--topk", 1)[1].startswith(
         '1. "Mina Frost"  (id d59, score '
@@ -69,7 +69,7 @@ def test_mistakes_are_one_line_and_exit_status_2(tmp_path, small_index, command)
     for words, text in (
         (
             ("index", "build", "--corpus", tmp_path / "bad.jsonl", "--out", tmp_path / "i"),
-            "bad.jsonl:1: not JSON",
+            "bad.jsonl, line 1: not JSON",
         ),
         (("index", "info", "--index", tmp_path / "none"), "no such folder"),
         (("serve",), "--index is missing"),
@@ -95,7 +95,7 @@ def test_skipped_lines_are_counted(tmp_path, command):
     assert (
         status == 0
         and "2 lines were left out, malformed or" in error
-        and "c.jsonl:2:" in error.replace("\n", "")
+        and "c.jsonl, line 2:" in error.replace("\n", " ")
     )
 
 

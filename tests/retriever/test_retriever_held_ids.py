@@ -52,9 +52,9 @@ def test_passages_that_the_index_has_are_left_out_and_counted_as_doubled_ones_ar
     info = add_to_index(index, more, skip_bad=True)
     assert (info.passages, info.skipped, len(info.segments)) == (5, 4, 2)
     assert info.skipped_reasons == [
-        f"{more}:2: id 'second' again; that of the index is kept",
-        f"{more}:3: id 'new' again; that on line 1 is kept",
-        f"{more}:4: id 'third' again; that of the index is kept",
+        f"{more}, line 2: id 'second' again; that of the index is kept",
+        f"{more}, line 3: id 'new' again; that on line 1 is kept",
+        f"{more}, line 4: id 'third' again; that of the index is kept",
     ]
     assert held(index) == {
         "first": "river one", "second": "river two", "third": "river three", "new": "river four",
@@ -98,8 +98,8 @@ def test_lines_left_out_of_an_addition_of_nothing_new_are_counted_and_named(
     kept, count, first, second = said.err.splitlines()[-4:]
     assert kept == f"{index}: has the id of every passage of {more} already; kept as it is"
     assert count.startswith("2 lines were left out, malformed or with the id of an earlier one")
-    assert first == f"{more}:1: id 'third' again; that of the index is kept"
-    assert second.startswith(f"{more}:2: ") and "expected" in second
+    assert first == f"{more}, line 1: id 'third' again; that of the index is kept"
+    assert second.startswith(f"{more}, line 2: ") and "expected" in second
 
 
 def test_an_id_that_is_only_a_url_of_the_index_is_none_of_its_ids(tmp_path):
@@ -139,7 +139,7 @@ def test_what_the_index_has_takes_few_bytes_per_passage_and_one_look_each(tmp_pa
 
 
 def test_without_the_option_the_line_names_it(index, tmp_path):
-    with pytest.raises(UserError, match=r"more:1: id 'third' is in the index .* --skip-bad leaves such"):
+    with pytest.raises(UserError, match=r"more, line 1: id 'third' is in the index .* --skip-bad does not"):
         add_to_index(index, corpus(tmp_path / "more", ("third", "river again")))
     (tmp_path / "none").write_text("[1]\n")
     with pytest.raises(UserError, match="none: holds no passage"):

@@ -135,13 +135,13 @@ def test_a_malformed_line_is_named_with_file_number_and_what_was_expected(tmp_pa
         build_index(corpus, tmp_path / "i")
     message = str(error.value)
     assert (
-        message.startswith(f"{corpus}:3: ")
+        message.startswith(f"{corpus}, line 3: ")
         and reason in message
         and 'expected {"id": "0", "contents":' in message
     )
     assert error.value.exit_code == 2 and "\n" not in message
     info = build_index(corpus, tmp_path / "i", skip_bad=True)
-    assert (info.passages, info.skipped) == (2, 1) and f"{corpus}:3:" in info.skipped_reasons[0]
+    assert (info.passages, info.skipped) == (2, 1) and f"{corpus}, line 3:" in info.skipped_reasons[0]
 
 
 def test_gzip_title_and_text_integers_and_a_byte_order_mark_are_read(tmp_path):
@@ -165,7 +165,7 @@ def test_empty_missing_and_ambiguous_corpora_are_refused(tmp_path):
     corpus.write_text(
         '{"id": "0", "contents": "a"}\n{"id": "1", "contents": "b"}\n{"id": "0", "contents": "c"}\n'
     )
-    with pytest.raises(UserError, match=r"c\.jsonl:3: id '0' again, as on line 1"):
+    with pytest.raises(UserError, match=r"c\.jsonl, line 3: id '0' again, as on line 1"):
         build_index(corpus, tmp_path / "i")
     assert not (tmp_path / "i").exists()
 
@@ -179,8 +179,8 @@ def test_an_interrupted_build_leaves_the_same_repeated_ids_out(tmp_path, monkeyp
     whole = build_index(corpus, tmp_path / "whole", skip_bad=True)
     assert (whole.passages, whole.skipped) == (6, 5)
     assert whole.skipped_reasons[1:] == [
-        f"{corpus}:4: id '0' again; that on line 2 is kept",
-        f"{corpus}:6: id '1' again; that on line 3 is kept",
+        f"{corpus}, line 4: id '0' again; that on line 2 is kept",
+        f"{corpus}, line 6: id '1' again; that on line 3 is kept",
     ]
     write, chunks = PostingsSink.write, []
 

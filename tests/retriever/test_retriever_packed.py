@@ -201,7 +201,8 @@ def test_what_an_index_does_not_take_is_one_line(tmp_path, whole, small_index):
     same = part(tmp_path, "same", ['{"id": "x", "contents": "new"}\n', LINES[3]])
     build_index(part(tmp_path, "a", LINES[:50]), tmp_path / "i", postings="packed")
     with pytest.raises(
-        UserError, match=r"same:2: id '.*' is in the index .* already; `unspiral index delete`"
+        UserError,
+        match=r"same, line 2: id '.*' is in the index .* already; 1 passage of it is there by id",
     ):
         add_to_index(tmp_path / "i", same)
     delete_from_index(tmp_path / "i", [json.loads(LINES[3])["id"]])
@@ -383,7 +384,7 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
         "index", "delete", index, "--id", json.loads(LINES[150])["id"], "--ids", tmp_path / "ids"
     )
     assert "184 passages" in run("index", "merge", index)
-    assert json.loads(run("index", "info", index))["segments"] == []
+    assert json.loads(run("index", "info", index, "--json"))["segments"] == []
     assert "score" in run("index", "search", "town", "--index", index)
 
 

@@ -104,7 +104,7 @@ def test_what_another_build_left_stays_where_a_malformed_corpus_is_refused_at_on
 def test_a_refused_addition_leaves_no_folder_and_the_index_as_it_was(tmp_path):
     build_index(corpus(tmp_path / "c.jsonl"), tmp_path / "i", postings="packed")
     before = (tmp_path / "i" / "meta.json").read_bytes()
-    with pytest.raises(UserError, match=r"more\.jsonl:2"):
+    with pytest.raises(UserError, match=r"more\.jsonl, line 2"):
         more = tmp_path / "more.jsonl"
         more.write_text('{"id": "x", "contents": "new"}\n{"id": "y"}\n')
         add_to_index(tmp_path / "i", more)

@@ -222,10 +222,10 @@ def test_a_bad_row_found_while_serving_is_a_500_that_names_it_and_one_line_in_th
         )
         said = answer.json()["detail"]
         assert answer.status_code == 500 and said.startswith(
-            f"corpus {corpus}:2: expected `id`: a string that"
+            f"corpus {corpus}, line 2: expected `id`: a string that"
         )
     assert [(r.getMessage().partition(" expected")[0], r.exc_info) for r in caplog.records] == [
-        (f"search failed: corpus {corpus}:2:", None)
+        (f"search failed: corpus {corpus}, line 2:", None)
     ]
 
 

@@ -129,7 +129,7 @@ def test_a_corpus_beside_vectors_is_looked_at_and_a_bad_line_is_named(tmp_path):
     for lines in (["{", good, good], [good, "{", good], [good, good, "{"], [good, "", good]):
         (tmp_path / "bad.jsonl").write_text("\n".join(lines) + "\n")
         bad = next(i for i, line in enumerate(lines, 1) if line != good)
-        with pytest.raises(UserError, match=rf"bad.jsonl:{bad}: not JSON"):
+        with pytest.raises(UserError, match=rf"bad.jsonl, line {bad}: not JSON"):
             open_corpus_documents(tmp_path / "bad.jsonl")
     assert not list(tmp_path.glob("bad.jsonl.*"))
     (tmp_path / "inside.jsonl").write_text(f"{good}\n{good}\n{good}\n")
@@ -137,10 +137,10 @@ def test_a_corpus_beside_vectors_is_looked_at_and_a_bad_line_is_named(tmp_path):
     with (tmp_path / "inside.jsonl").open("r+b") as file:  # changed behind the server's back
         file.seek(len(good) + 1)
         file.write(b"{}".ljust(len(good)))
-    with pytest.raises(UserError, match=r"inside.jsonl:2: no .id.") as e:
+    with pytest.raises(UserError, match=r"inside.jsonl, line 2: no .id.") as e:
         documents.raw(1)
     status, body, _ = error_answer(e.value)
-    assert status == 500 and "inside.jsonl:2: no" in json.loads(body)["detail"]
+    assert status == 500 and "inside.jsonl, line 2: no" in json.loads(body)["detail"]
 
 
 def test_a_break_while_ids_are_looked_at_counts_no_bad_line_twice(tmp_path, monkeypatch):

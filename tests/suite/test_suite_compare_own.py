@@ -44,8 +44,8 @@ def test_own_questions_are_compared_in_pairs(own):
         ("q3", ["Oslo", "Rome"]),
     ]
     assert found["warnings"] == [
-        f"{own[0]} and {own[1]} keep no protocol, as `eval --suite` does: whether both were asked in the "
-        "same way (template, limits, retriever) is not checked"
+        f"{own[0]} and {own[1]} keep no protocol (NAME.protocol.json beside the answers): whether both "
+        "were asked in the same way (template, limits, retriever) is not checked"
     ]
 
 
@@ -103,8 +103,8 @@ def test_a_suite_and_a_plain_evaluation_of_its_questions(tmp_path):
         found = compare(*map(load, pair))
         assert (found["n"], list(found["sets"]), found["flipped"]) == (2, ["nq"], [])
         assert found["warnings"] == [
-            f"{plain} keeps no protocol, as `eval --suite` does: whether both were asked in the same way "
-            "(template, limits, retriever) is not checked"
+            f"{plain} keeps no protocol (NAME.protocol.json beside the answers): whether both were asked in "
+            "the same way (template, limits, retriever) is not checked"
         ]
 
 

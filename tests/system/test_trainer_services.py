@@ -217,7 +217,7 @@ def test_a_corpus_that_cannot_be_indexed_is_told_before_another_is_indexed(monke
 
     def index(corpus, folder, **options):
         indexed.append(folder.name)
-        raise UserError(f"{corpus}:3: not JSON")
+        raise UserError(f"{corpus}, line 3: not JSON")
 
     monkeypatch.setattr(startup, "index_corpus", index)
     monkeypatch.setattr(startup.models, "resolve_file", lambda name: name)
@@ -228,7 +228,7 @@ def test_a_corpus_that_cannot_be_indexed_is_told_before_another_is_indexed(monke
         async with AsyncExitStack() as stack:
             await startup.start_services(parse_config(BASE | run | corpora), stack, lambda text: None)
 
-    with pytest.raises(UserError, match=r"^bad:3: not JSON$"):
+    with pytest.raises(UserError, match=r"^bad, line 3: not JSON$"):
         asyncio.run(start())
     assert indexed == ["retriever_index"]
 

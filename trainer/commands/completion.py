@@ -32,6 +32,16 @@ def changes(ctx: typer.Context, incomplete: str) -> list[str]:
     return [f"{key}=" for key in leaf_keys() if key.startswith(incomplete)]
 
 
+def checkpoint_and_changes(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Of `changes`; before them what names a checkpoint, where --checkpoint has not."""
+    named = ctx.params.get("checkpoint") or any(map(_is_no_change, ctx.params.get("words") or []))
+    return [*([] if named else checkpoints(incomplete)), *changes(ctx, incomplete)]
+
+
+def _is_no_change(word: str) -> bool:
+    return "=" not in word and word not in leaf_keys()
+
+
 def values(key: str) -> list[str]:
     """The words that a key accepts, as far as they can be listed."""
     named = {"reward.kind": KINDS, "rollout.template": TEMPLATES}

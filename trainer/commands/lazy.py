@@ -50,14 +50,17 @@ class Entry:
             group.name = path
             for command in group.commands.values():
                 _in_house_style(command)
-            return group
+            return _in_house_style(group)
         single = typer.Typer(add_completion=False)
         single.command(path.rpartition(" ")[2], epilog=example_of(path))(found)
         return _in_house_style(typer.main.get_command(single))
 
 
 def _in_house_style(command: Any) -> Any:
-    """What is alike in all commands: arguments have capitals, a RUN is completed, and --out is -o too."""
+    """What is alike in all commands: arguments have capitals, a RUN is completed, --out is -o too, and a flag
+    stands in the help without a type."""
+    all_of = command.get_params
+    command.get_params = lambda ctx: flags_without_type(all_of(ctx))
     for parameter in command.params:
         if parameter.param_type_name == "argument":
             parameter.metavar = parameter.metavar or parameter.name.upper()
@@ -66,6 +69,14 @@ def _in_house_style(command: Any) -> Any:
         elif OUT in parameter.opts and OUT_SHORT not in parameter.opts:
             parameter.opts.append(OUT_SHORT)
     return command
+
+
+def flags_without_type(parameters: list[Any]) -> list[Any]:
+    """The parameters. Typer would print `<bool>` behind each flag, which looks as if it took a value."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.display_type_rich = lambda ctx: None
+    return parameters
 
 
 def completed_runs(ctx: Any, parameter: Any, incomplete: str) -> list[str]:
@@ -99,6 +110,10 @@ class LazyGroup(TyperGroup):
     """A group that imports the command that is run, and none for its list of commands."""
 
     commands: LazyCommands  # type: ignore[assignment]  # a mapping to which Typer adds nothing
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """With `--help`."""
+        return flags_without_type(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)

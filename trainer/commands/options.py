@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from services.common.errors import UserError
+from services.common.runs.paths import BEST, LATEST, in_runs
 from trainer.commands import completion
 
 ConfigFile = Annotated[Path, typer.Option("--config", help="Configuration file (YAML).")]
@@ -21,5 +23,17 @@ Overrides = Annotated[
         help="Changes to the configuration, such as learner.lr=1e-5 run.name=mine.",
     ),
 ]
-NAMED = "A checkpoint, a run's folder (its newest checkpoint)"
+NAMED = "A checkpoint, a run (its folder, or its name in runs/: its newest checkpoint)"
 """The beginning of the help of what names a checkpoint."""
+
+
+def names_run(word: str) -> bool:
+    """Whether a word is a run, something in one, `latest` or `best`."""
+    return word in (LATEST, BEST) or in_runs(Path(word)).exists()
+
+
+def refuse_run(option: str, overrides: list[str]) -> None:
+    """Raises UserError for a run among the changes KEY=VALUE of a command that takes it by an option."""
+    run = next((word for word in overrides if "=" not in word and names_run(word)), None)
+    if run is not None:
+        raise UserError(f"override {run!r}: expected key=value; did you mean {option} {run}?")

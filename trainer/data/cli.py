@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +26,7 @@ from services.common.users_files import one_out, refuse_to_replace
 from services.contracts import Question
 from trainer.config.schema import Config, load_config
 from trainer.data import documents
+from trainer.data.checks import findings
 from trainer.data.checks.overlap import NEAR, Against, twins
 from trainer.data.columns import Keys
 from trainer.data.convert import convert
@@ -87,10 +92,14 @@ def validate_command(
     text_key: TextKey = None,
     title_key: TitleKey = None,
     id_key: IdKey = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="One JSON object in place of the lines, with all rows told of."),
+    ] = False,
 ) -> None:
     """Read every row and count the questions of each data source, or the passages of a corpus. Malformed rows
     are listed, and make the exit status 2; so do questions of --against. The keys of a question count in both
-    files, and those of a passage say that PATH is a corpus."""
+    files, where their column is there, and those of a passage say that PATH is a corpus."""
     keys = Keys(question_key, answer_key)
     of_corpus = CorpusKeys(text_key, title_key, id_key)
     if of_corpus and keys != NO_KEYS:
@@ -101,14 +110,30 @@ def validate_command(
     if of_corpus or (keys == NO_KEYS and passages.is_corpus(path)):
         if index or config or against:
             raise UserError(f"{path}: is a corpus; --index, --config and --against go with questions")
-        _validate_corpus(path, of_corpus)
+        with _told(as_json) as told:
+            _validate_corpus(path, told, of_corpus)
         return
     settings = load_config(config) if config else None
-    with progress_on(Console(stderr=True)) as tell:
-        rows = _expected(path)
-        report = validate(
-            path, keys=keys, on_rows=lambda n: tell("read", min(1.0, n / rows), f"{n:,} questions")
-        )
+    named = keys if against is None else keys.beside(path, against)
+    with _told(as_json) as told:
+        with progress_on(Console(stderr=True)) as tell:
+            rows = _expected(path)
+            report = validate(
+                path, keys=named, on_rows=lambda n: tell("read", min(1.0, n / rows), f"{n:,} questions")
+            )
+        told |= findings.of_questions(path, report)
+        _say_findings(report)
+        same = _list_twins(path, against, keys, told) if against is not None and report.good else 0
+        if report.good and (index or settings):
+            _look_up(path, named, index, topk, limit, settings, told)
+        if report.problems:
+            raise UserError(f"{path}: {report.total_line}")
+        if same:
+            raise UserError(f"{path}: {same:,} of {report.good:,} questions stand in {against} too")
+
+
+def _say_findings(report: Report) -> None:
+    """The malformed rows, what is odd about others, and the counts."""
     _list_problems(report)
     for lines in (report.emptied, report.repeated, report.same_ids, report.odd):
         _list(lines)
@@ -138,13 +163,19 @@ def validate_command(
         )
     if report.odd:
         typer.echo(f"{counted(len(report.odd), 'row looks', 'rows look')} {ODDLY}")
-    same = _list_twins(path, against, keys) if against is not None and report.good else 0
-    if report.good and (index or settings):
-        _look_up(path, keys, index, topk, limit, settings)
-    if report.problems:
-        raise UserError(f"{path}: {report.total_line}")
-    if same:
-        raise UserError(f"{path}: {same:,} of {report.good:,} questions stand in {against} too")
+
+
+@contextmanager
+def _told(as_json: bool) -> Iterator[dict[str, Any]]:
+    """What is found inside goes into the dict, which is printed at the end, in place of the lines; also where
+    the findings are an error, whose line and exit status stay as they are."""
+    found: dict[str, Any] = {}
+    try:
+        with redirect_stdout(io.StringIO()) if as_json else nullcontext():
+            yield found
+    finally:
+        if as_json and found:
+            typer.echo(json.dumps(found, indent=1))
 
 
 def _expected(path: Path) -> int:
@@ -155,12 +186,13 @@ def _expected(path: Path) -> int:
         return 1
 
 
-def _validate_corpus(path: Path, keys: CorpusKeys = NO_CORPUS_KEYS) -> None:
+def _validate_corpus(path: Path, told: dict[str, Any], keys: CorpusKeys = NO_CORPUS_KEYS) -> None:
     with progress_on(Console(stderr=True)) as tell:
         rows = _expected(path)
         report = passages.validate_corpus(
             path, lambda n: tell("read", min(1.0, n / rows), f"{n:,} passages"), keys
         )
+    told |= findings.of_corpus(path, report)
     for line in (*report.problems, *report.notes):
         typer.echo(line)
     typer.echo(f"{path}: a corpus of {counted(report.passages, 'passage')}")
@@ -205,7 +237,15 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def _look_up(path: Path, keys: Keys, index: str | None, topk: int, limit: int, config: Config | None) -> None:
+def _look_up(
+    path: Path,
+    keys: Keys,
+    index: str | None,
+    topk: int,
+    limit: int,
+    config: Config | None,
+    told: dict[str, Any],
+) -> None:
     """Print what the agent would be shown of the first questions, and whether their answers can be found."""
     rows = [
         (item[1].question, coverage.hops_of(item[0].fields or {}))
@@ -230,18 +270,22 @@ def _look_up(path: Path, keys: Keys, index: str | None, topk: int, limit: int, c
 
             result = coverage.coverage(rows, opened, topk, on_batch)
         opened.close()
+        told["index"] = findings.of_coverage(index, result)
         for line in coverage.lines(result, index):
             typer.echo(line)
     if shown:
+        lengths = {"prompt_tokens": shown.shown.prompts, "search_tokens": shown.shown.observations}
+        told["prompts"] = {"first": shown.shown.first, **lengths}
         typer.echo(f"the first prompt:\n{_printable(shown.shown.first)}")
         for line in shown.shown.lines():
             typer.echo(line)
 
 
-def _list_twins(path: Path, against: Path, keys: Keys) -> int:
+def _list_twins(path: Path, against: Path, keys: Keys, told: dict[str, Any]) -> int:
     """Print the questions that are in both files, or nearly; how many are the same."""
     read = Against()
     found = twins(path, against, read, keys)
+    told["against"] = findings.of_twins(against, read, found)
     same = [twin for twin in found if twin.similarity == 1]
     near = [twin for twin in found if twin.similarity < 1]
     _list([f"same: {twin.place} and {twin.other_place}: {twin.question.text}" for twin in same])

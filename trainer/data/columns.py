@@ -79,6 +79,15 @@ class Keys:
             *(key if (key or "").partition(".")[0] in first else None for key in (self.question, self.answer))
         )
 
+    def beside(self, path: str | Path, other: str | Path) -> Keys:
+        """Those by which `path` is read where `other` is compared with it: those of which it has the column,
+        and those of which neither has it, a mistake that the reading tells."""
+        mine, others = self.of_file(path), self.of_file(other)
+        return Keys(
+            self.question if mine.question or not others.question else None,
+            self.answer if mine.answer or not others.answer else None,
+        )
+
     def applied(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """The row with the named columns in the place of those that count otherwise. Raises UserError where
         it lacks one."""

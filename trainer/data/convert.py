@@ -15,7 +15,7 @@ from services.common.files import written_aside
 from services.contracts import Question
 from services.rollout.worker.templates.search_r1 import user_turn
 from trainer.data.columns import Keys
-from trainer.data.questions import NO_KEYS, BadRow, Questions, nothing_in, parsed
+from trainer.data.questions import NO_KEYS, BadRow, Questions, nothing_in, parsed, refused
 
 SEARCH_R1_COLUMNS = (
     "data_source",
@@ -54,10 +54,11 @@ def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False, keys: K
         )
     rows: list[tuple[Mapping[str, Any], Question]] = []
     problems: list[BadRow] = []
-    for item in parsed(src, all_columns=True, keys=keys):
+    items = parsed(src, all_columns=True, keys=keys)
+    for item in items:
         if isinstance(item, BadRow):
             if not skip_bad:
-                raise UserError(str(item))
+                raise refused(item, items, len(rows), "--skip-bad")
             problems.append(item)
         else:
             record, found = item

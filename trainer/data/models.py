@@ -18,9 +18,11 @@ from services.common import hub
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import folder_written_aside
 from services.common.loading.extras import how_to_install, installed, needed_for
-from services.common.loading.no_bars import without_bars
+from services.common.loading.no_bars import gguf_told, without_bars
 from services.common.loading.quick_transformers import skip_scikit_learn
 from services.common.names import accepted, nearest
+from services.common.printing.console import Console
+from services.common.progress import Tell, progress_on
 from services.common.users_files import load_object, reading
 
 Say = Callable[[str], None]
@@ -231,6 +233,10 @@ def _packaged_file(name: str) -> Path:
     return files[0]
 
 
+def _by_share(tell: Tell) -> Callable[[int, int], None]:
+    return lambda done, of: tell("convert", done / of, f"{done:,} of {of:,} tensors")
+
+
 def _convert_gguf(source: Path, out: Path, name: str) -> None:
     """Dequantise, and write bfloat16 safetensors with the embedding tied if the file has one matrix for both
     ends."""
@@ -245,7 +251,7 @@ def _convert_gguf(source: Path, out: Path, name: str) -> None:
         "local_files_only": True,
     }
     tokenizer = AutoTokenizer.from_pretrained(**where)
-    with without_bars():
+    with progress_on(Console(stderr=True)) as tell, without_bars(), gguf_told(_by_share(tell)):
         loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     config = copy.deepcopy(loaded.config)
     del config.quantization_config

@@ -22,6 +22,8 @@ SPLITS = TRAIN | HELD_OUT
 """File names that say nothing of the source; the folder's name is taken instead."""
 
 
+COUNTED = 100_000
+"""Rows behind a malformed one among which others are counted."""
 NO_KEYS = Keys()
 """Columns by the names of docs/data.md."""
 
@@ -86,18 +88,35 @@ def load_questions(path: str | Path, *, skip_bad: bool = False, first: int | Non
     A file without a single good row is refused either way.
     """
     path = Path(path)
-    rows = []
+    rows: list[Question] = []
     problems = []
-    for item in islice(parsed(path), first):
+    items = parsed(path)
+    for item in islice(items, first):
         if isinstance(item, BadRow):
             if not skip_bad:
-                raise UserError(str(item))
+                raise refused(item, items, len(rows), "data.skip_bad=true")
             problems.append(item)
         else:
             rows.append(item[1].question)
     if not rows:
         raise UserError(nothing_in(path, problems))
     return Questions(rows, len(problems))
+
+
+def refused(
+    first: BadRow, rest: Iterator[BadRow | tuple[Record, Parsed]], before: int, how: str
+) -> UserError:
+    """The error for the first malformed row, with the number of those among COUNTED rows behind it. rest:
+    these rows; before: good rows before it; how: what leaves malformed ones out."""
+    try:
+        later = [isinstance(item, BadRow) for item in islice(rest, COUNTED)]
+    except UserError:  # of the file itself, which is told once this row is mended
+        return UserError(f"{first}; {how} leaves such rows out")
+    whole = len(later) < COUNTED
+    bad, rows = 1 + sum(later), before + 1 + len(later)
+    told = f"{bad:,} of its {'' if whole else 'first '}{rows:,} rows {'is' if bad == 1 else 'are'} malformed"
+    out = "such rows" if not whole else "it" if bad == 1 else f"these {bad:,}"
+    return UserError(f"{first}; {told}: {how} leaves {out} out")
 
 
 def validate(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from typing import Literal
 
+from services.common.loading.extras import needed_for
 from services.rollout.worker.templates.lab_text import observation, question_prompt
 from trainer.lab.world import NAMES, LabQuestion, World
 
@@ -23,7 +24,8 @@ class Library:
     """A world with its search results."""
 
     def __init__(self, world: World):
-        import bm25s
+        with needed_for("the demo's warm start", "cpu"):
+            import bm25s
         import Stemmer
 
         self.world = world

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import move, put_folder, readable_as_usual, sync
-from services.common.runs.paths import BEST, LATEST, METRICS, is_run, near_run, newest_run, run_folder
+from services.common.runs.paths import BEST, LATEST, in_runs, is_run, near_run, newest_run, run_folder
 from trainer.learner.model.lora import merge
 from trainer.learner.model.model_identity import weights_digest
 
@@ -154,11 +154,10 @@ def require_whole(path: Path) -> None:
 
 
 def find(given: str | Path, run: Path | None = None) -> Path:
-    """The checkpoint that a user names: its folder, a run's (the newest whole one of it), or `latest` or
-    `best`, which is that of `run`, or, with none given, of the run in `runs/` that was written to last. It
-    may be torn where its own folder is named. Raises UserError."""
-    path = Path(given)
-    path = path.parent if path.name == METRICS else path
+    """The checkpoint that a user names: its folder, a run's (the newest whole one of it) as `in_runs` finds
+    both, or `latest` or `best`, which is that of `run`, or, with none given, of the run in `runs/` that was
+    written to last. It may be torn where its own folder is named. Raises UserError."""
+    path = in_runs(Path(given))
     if str(given) in (LATEST, BEST) and not path.exists():
         run = run or newest_run()
         if str(given) == BEST:
@@ -166,7 +165,7 @@ def find(given: str | Path, run: Path | None = None) -> Path:
                 raise UserError(f"checkpoint best: {run} keeps none (see trainer.keep_best)")
             return best
     else:
-        if not path.is_dir():
+        if not path.exists():
             raise UserError(f"checkpoint {given}: no such folder{near_run(path)}")
         if (path / MANIFEST).exists() or _NAME.match(path.name):
             return path.parent / path.readlink() if path.name == BEST and path.is_symlink() else path

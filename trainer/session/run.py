@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from services.common.errors import UserError
 from services.common.printing.console import Console
 from services.common.processes import signals
-from services.common.runs.paths import last_step, near_run, runs_like
+from services.common.runs.paths import in_runs, last_step, near_run, runs_like
 from services.likelihood.exports.report import write_report
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config
@@ -47,7 +47,7 @@ def checkpoint_of(resume: str, folder: Path) -> Path | None:
     accepted = f"latest, a run's folder, or one such as {folder}/checkpoints/step_000010"
     if not resume.strip():  # an unset variable of a script; to begin anew would remove what is there
         raise UserError(f"--resume: given without a value; accepted: {accepted}")
-    if not Path(resume).is_dir():
+    if not in_runs(Path(resume)).exists():
         near = near_run(Path(resume))
         raise UserError(f"--resume {resume}: no such checkpoint folder{near}; accepted: {accepted}")
     found = find(resume)

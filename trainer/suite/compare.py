@@ -117,14 +117,14 @@ def _flip(name: str, a: Row, b: Row, metric: str) -> dict[str, Any]:
 
 def _of_protocols(first: Evaluation, second: Evaluation) -> list[str]:
     """What makes the difference one of something else than the weights or the method."""
-    plain = [one.label for one in (first, second) if one.result is None]
-    if first.result is None or second.result is None:
-        keep = "keep" if len(plain) > 1 else "keeps"
+    a, b = first.asked, second.asked
+    if a is None or b is None:
+        silent = [one.label for one in (first, second) if one.asked is None]
+        keep = "keep" if len(silent) > 1 else "keeps"
         return [
-            f"{' and '.join(plain)} {keep} no protocol, as `eval --suite` does: whether both were asked in "
-            "the same way (template, limits, retriever) is not checked"
+            f"{' and '.join(silent)} {keep} no protocol (NAME.protocol.json beside the answers): whether "
+            "both were asked in the same way (template, limits, retriever) is not checked"
         ]
-    a, b = first.result, second.result
     ignored: set[str] = {*NOT_COMPARED}
     if a["method"] != b["method"]:  # another method is another prompt, and may use its turns otherwise
         ignored |= OF_A_METHOD

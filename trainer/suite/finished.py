@@ -39,9 +39,11 @@ class Evaluation:
 
     label: str
     result: dict[str, Any] | None
-    """Of a suite, with its protocol; None for a plain `eval`, which keeps its answers alone."""
+    """Of a suite; None for a plain `eval`."""
     greedy: dict[str, Row]
     """The greedy rows by key."""
+    asked: dict[str, Any] | None = None
+    """`method` and `protocol`. None where they were not kept, as by earlier versions of a plain `eval`."""
 
     def by_question(self) -> dict[str, Row]:
         """The rows by the words of their question; one that stands there again has a number. So rows are
@@ -56,7 +58,7 @@ def load(given: Path) -> Evaluation:
     answers = _answers_of(given)
     folder = answers.parent
     if answers.name != ANSWERS_FILE or not ((folder / PLAN_FILE).is_file() or _has_result(folder)):
-        return Evaluation(str(given), None, _greedy(read_rows(answers)))
+        return Evaluation(str(given), None, _greedy(read_rows(answers)), _asked(answers))
     if not _has_result(folder):
         raise UserError(
             f"{given}: has no {RESULT_FILE} yet; the same `unspiral eval --suite` command goes on with it"
@@ -64,7 +66,7 @@ def load(given: Path) -> Evaluation:
     result = load_object(folder / RESULT_FILE)
     if not all(key in result for key in NEEDED):
         raise UserError(f"{folder / RESULT_FILE}: expected what `unspiral eval --suite` writes")
-    return Evaluation(str(given), result, _of_result(result, _greedy(read_rows(answers))))
+    return Evaluation(str(given), result, _of_result(result, _greedy(read_rows(answers))), result)
 
 
 def load_result(given: Path) -> dict[str, Any]:
@@ -76,6 +78,24 @@ def load_result(given: Path) -> dict[str, Any]:
             "table of the papers' sets; `unspiral eval compare A B` compares such answers"
         )
     return found.result
+
+
+def protocol_file(answers: Path) -> Path:
+    """Where a plain `eval` keeps how it asked: `llds.protocol.json` beside `llds.answers.jsonl`, and
+    `protocol.json` beside `answers.jsonl`."""
+    stem = answers.name.removesuffix(".jsonl").removesuffix("answers").rstrip(".")
+    return answers.with_name(f"{stem}.protocol.json".lstrip("."))
+
+
+def _asked(answers: Path) -> dict[str, Any] | None:
+    """How the answers of a plain `eval` were asked for, where that was kept."""
+    file = protocol_file(answers)
+    if not file.is_file():
+        return None
+    kept = load_object(file)
+    if not (isinstance(kept.get("method"), str) and isinstance(kept.get("protocol"), dict)):
+        raise UserError(f"{file}: expected the method and protocol that `unspiral eval` writes")
+    return kept
 
 
 def _answers_of(given: Path) -> Path:

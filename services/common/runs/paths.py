@@ -47,27 +47,37 @@ def written_at(run: Path) -> float:
     return max((run / name).stat().st_mtime for name in FILES if (run / name).is_file())
 
 
+def in_runs(path: Path, runs: Path = RUNS) -> Path:
+    """The path; below `runs` where it begins with the name of a run there, and there is no such path, or a
+    folder without a run: `demo-0` is `runs/demo-0`, and `demo-0/checkpoints/best` a checkpoint of it."""
+    first = path.parts[0] if path.parts and not path.is_absolute() else ".."
+    if first == ".." or not is_run(runs / first) or not (runs / path).exists():
+        return path
+    mine = path.exists() and (path.is_file() or len(path.parts) > 1 or _of_run(path) is not None)
+    return path if mine else runs / path
+
+
 def run_folder(given: str | Path, runs: Path = RUNS) -> Path:
-    """Folder of the run that `given` names: `latest`, a path, or the name of a run in `runs` where there is
-    no such path. `given` itself where it is a file, or a folder that lies in no run.
+    """Folder of the run that `given` names: `latest`, or a path as `in_runs` finds it. `given` itself where it
+    is a file, or a folder that lies in no run.
 
     Raises FileNotFoundError, whose `strerror` names the nearest run, where there is nothing of that name.
     """
-    path = Path(given)
+    path = in_runs(Path(given), runs)
     if str(given) == LATEST and not path.exists():
         return newest_run(runs)
-    if not path.exists() and path.name == str(given) and is_run(runs / path):
-        return runs / path
     if not path.exists():
         raise FileNotFoundError(
             errno.ENOENT, f"no such run, folder or file{near_run(path, runs)}", str(given)
         )
     if path.is_file():
         return path.parent if path.name == METRICS and is_run(path.parent) else path
-    for folder in (path, *path.absolute().parents[:2]):  # RUN, RUN/checkpoints, RUN/checkpoints/step_000010
-        if is_run(folder):
-            return folder
-    return path
+    return _of_run(path) or path
+
+
+def _of_run(path: Path) -> Path | None:
+    """The run that a folder is, or lies in: RUN, RUN/checkpoints or RUN/checkpoints/step_000010."""
+    return next((folder for folder in (path, *path.absolute().parents[:2]) if is_run(folder)), None)
 
 
 def no_run_in(folder: Path) -> str:

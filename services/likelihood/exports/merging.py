@@ -30,7 +30,7 @@ def by_step(path: Path, rows: Sequence[Row], *, ours: bool) -> dict[int, dict[st
         step = row.get("step")
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= MAX_STEP:
             raise UserError(
-                f"{path}:{line}: expected an object with a whole number `step` from 0 to {MAX_STEP}"
+                f"{path}, line {line}: expected an object with a whole number `step` from 0 to {MAX_STEP}"
             )
     if not ours:
         rows = joined(without_gaps(rows))

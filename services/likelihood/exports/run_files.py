@@ -249,9 +249,9 @@ def read_jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:
             if row is None:
                 if number == len(lines):
                     break
-                raise UserError(f"{path}:{number}: not JSON ({e}); expected one object a line") from e
+                raise UserError(f"{path}, line {number}: not JSON ({e}); expected one object a line") from e
         if not isinstance(row, dict):
-            raise UserError(f"{path}:{number}: expected one JSON object a line")
+            raise UserError(f"{path}, line {number}: expected one JSON object a line")
         out.append((number, row))
     return out
 

@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 
 from services.common.errors import UserError
+from services.common.loading.extras import needed_for
+from services.common.redaction import address_without_secrets
 from services.likelihood.store.base import SAMPLE_STEPS, LikelihoodStore
 from services.likelihood.store.of_folder import FolderStore, stores_in
 from services.likelihood.store.sqlite.store import SQLiteStore
@@ -18,7 +20,9 @@ def open_store(url: str, token_steps: int = 8, sample_steps: int = SAMPLE_STEPS)
     """`PATH`, `sqlite:PATH`, or `redis://HOST:PORT/DB`; a folder of runs is a store too. Raises
     EnvironmentLacks or UserError in one line."""
     if url.startswith(("redis:", "rediss:", "unix:")):
-        store: LikelihoodStore = import_module(REDIS_STORE).RedisStore(url, token_steps, sample_steps)
+        with needed_for(f"store {address_without_secrets(url)}", "redis"):
+            found = import_module(REDIS_STORE)
+        store: LikelihoodStore = found.RedisStore(url, token_steps, sample_steps)
         return store
     path = url.removeprefix("sqlite:")
     if "://" in url or not path or path == ":memory:":  # each thread would have a database of its own

@@ -10,8 +10,10 @@ import typer
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from trainer.commands import completion
-from trainer.commands.options import NAMED
+from trainer.commands.examples import example_of
+from trainer.commands.options import NAMED, names_run
 from trainer.config.schema import Config
+from trainer.data import models
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models (lab:0)
 
 if TYPE_CHECKING:
@@ -22,10 +24,11 @@ else:  # they need torch and an engine
     serving = LazyModule("trainer.commands.agent.serve")
 
 Checkpoint = Annotated[
-    str,
+    str | None,
     typer.Option(
         autocompletion=completion.checkpoints,
-        help=f"{NAMED}, a model's folder, latest or best: of the run in runs/ that was written to last.",
+        help=f"{NAMED}, a model's folder, latest or best: of the run in runs/ that was written to last. "
+        "May stand alone, as the first word.",
     ),
 ]
 Retriever = Annotated[
@@ -52,6 +55,21 @@ def _say(text: str) -> None:
     typer.echo(text, err=True)
 
 
+def checkpoint_and_words(command: str, option: str | None, words: list[str]) -> tuple[str, list[str]]:
+    """What names the weights, behind --checkpoint or as the first word that is no KEY=VALUE, and the other
+    words. Raises UserError where none does."""
+    if option is not None:
+        return option, words
+    at = next((n for n, word in enumerate(words) if not is_change(word)), None)
+    expected = f"expected a checkpoint, a run or latest: {example_of(command)}"
+    if at is None:
+        raise UserError(f"{command}: no checkpoint is named; {expected}")
+    rest = [*words[:at], *words[at + 1 :]]
+    if all(map(is_change, rest)) and not models.is_there(words[at]) and not names_run(words[at]):
+        raise UserError(f"{command}: {words[at]} names no checkpoint; {expected}")
+    return words[at], rest
+
+
 def question_and_changes(words: list[str]) -> tuple[str | None, list[str]]:
     """The question, if there is one, and the changes KEY=VALUE of settings. Raises UserError for a question
     in several words, which a shell makes of one without quotes."""
@@ -71,16 +89,17 @@ def is_change(word: str) -> bool:
 
 
 def ask(
-    checkpoint: Checkpoint,
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="QUESTION KEY=VALUE",
-            autocompletion=completion.changes,
-            help="The question; without it those that are typed, or each line of a pipe. Then changes to the "
-            "run's settings, such as rollout.engine=transformers.",
+            metavar="CHECKPOINT QUESTION KEY=VALUE",
+            autocompletion=completion.checkpoint_and_changes,
+            help="What --checkpoint takes, where that is not given. The question; without it those that are "
+            "typed, or each line of a pipe. Then changes to the run's settings, such as "
+            "rollout.engine=transformers.",
         ),
     ] = None,
+    checkpoint: Checkpoint = None,
     retriever: Retriever = None,
     overrides: Set = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
@@ -94,7 +113,8 @@ def ask(
 ) -> None:
     """Ask a trained agent, and watch it think, search and answer: the loop, template and engine of
     training."""
-    question, changes = question_and_changes(words or [])
+    checkpoint, words = checkpoint_and_words("ask", checkpoint, words or [])
+    question, changes = question_and_changes(words)
     asking.run_ask(
         checkpoint,
         question,
@@ -109,15 +129,16 @@ def ask(
 
 
 def serve_agent(
-    checkpoint: Checkpoint,
-    changes: Annotated[
+    words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KEY=VALUE",
-            autocompletion=completion.changes,
-            help="Changes to the run's settings, such as rollout.topk=5.",
+            metavar="CHECKPOINT KEY=VALUE",
+            autocompletion=completion.checkpoint_and_changes,
+            help="What --checkpoint takes, where that is not given. Then changes to the run's settings, such "
+            "as rollout.topk=5.",
         ),
     ] = None,
+    checkpoint: Checkpoint = None,
     retriever: Retriever = None,
     overrides: Set = None,
     seed: Seed = None,
@@ -135,11 +156,12 @@ def serve_agent(
     ] = 1000,
 ) -> None:
     """Serve a trained agent as an OpenAI-compatible chat endpoint: /v1/models, /v1/chat/completions."""
+    checkpoint, changes = checkpoint_and_words("serve agent", checkpoint, words or [])
     raise typer.Exit(
         serving.run_serve_agent(
             checkpoint,
             retriever=retriever,
-            overrides=[*(overrides or []), *(changes or [])],
+            overrides=[*(overrides or []), *changes],
             seed=seed,
             name=name,
             host=host,

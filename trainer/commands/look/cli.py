@@ -34,9 +34,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="The lines as they are stor
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Folder of runs, as run.dir names it, or one run.")] = Path(
-        "runs"
-    ),
+    folder: Annotated[
+        Path,
+        typer.Argument(help="Folder of runs, as run.dir names it; or one run: its folder, name, or latest."),
+    ] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
 ) -> None:
     """List the runs of a folder, the newest first: state, step, reward, held-out score and phase."""
@@ -111,7 +112,7 @@ def trace(
     step: Annotated[int, typer.Argument(min=1, help="The step.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="The file. Default: trace_RUN_STEP.json in the current folder."),
+        typer.Option(help="The file. Default: traces/step_STEP.json in the run's folder."),
     ] = None,
 ) -> None:
     """Write a step's timeline as a trace-event file. It holds rollouts by worker, searches, update and sync;

@@ -14,7 +14,7 @@ from ruamel.yaml.error import YAMLError
 from services.common.errors import UserError
 from services.common.files import hints, json_lines
 from services.common.runs.ends import state_of
-from services.common.runs.paths import FILES, METRICS, is_run
+from services.common.runs.paths import FILES, LATEST, METRICS, in_runs, is_run, newest_run
 
 SCORES = ("eval/em_greedy", "eval/em_sampled")
 AFTER = ("em_after", "em_after_sampled")
@@ -42,8 +42,10 @@ class Listed:
 
 
 def runs_in(folder: Path) -> list[Listed]:
-    """All runs of a folder, or the one that it is itself; the newest first. Raises UserError where there is
-    none."""
+    """All runs of a folder, the newest first; or the one that it is itself, or names as for `run_folder`.
+    Raises UserError where there is none."""
+    if not folder.exists():
+        folder = newest_run() if str(folder) == LATEST else in_runs(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; runs go to run.dir/run.name, by default runs/NAME")
     found = [folder] if is_run(folder) else [f for f in folder.iterdir() if f.is_dir() and is_run(f)]

@@ -18,9 +18,12 @@ import orjson
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.runs.paths import is_run, no_run_in, run_folder
+from services.common.users_files import make_folder
 from services.contracts import Span
 from trainer.loop.run.spans import StepSpans, TrajectorySpans, read_spans
 
+FOLDER = "traces"
+"""Of a run's folder."""
 MICRO = 1e6
 DRIVER = 1
 """Id of the driver's process in the file; the workers' follow."""
@@ -43,13 +46,15 @@ class Offset:
 
 
 def write_trace(given: str, step: int, out: Path | None) -> tuple[Path, StepSpans]:
-    """Write the trace of a step of a run (as `run_folder` finds it) to `out`, or `trace_STEP.json` in the
-    current folder. Returns the file and what is in it. Raises UserError."""
+    """Write the trace of a step of a run (as `run_folder` finds it) to `out`, or to
+    `traces/step_STEP.json` in the run's folder. Returns the file and what is in it. Raises UserError."""
     run = run_folder(given)
     if not is_run(run):
         raise UserError(f"{given}: {no_run_in(run)}")
     spans = read_spans(run, step)
-    file = out or Path(f"trace_{run.name}_{step:06d}.json")
+    file = out or run / FOLDER / f"step_{step:06d}.json"
+    if out is None:
+        make_folder(file.parent, str(file.parent))
     write_atomically(file, orjson.dumps(trace_of(spans, run.name)))
     return file, spans
 

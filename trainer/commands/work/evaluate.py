@@ -15,12 +15,14 @@ from typing import Any, TypeVar
 
 from services.common.counting import counted
 from services.common.errors import UserError
-from services.common.files import written_aside
+from services.common.files import write_json, written_aside
 from services.common.processes import signals
 from services.contracts import Trajectory
+from trainer.commands.work.asked_how import asked_how
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.learner.checkpoint import export_checkpoint, find
+from trainer.learner.model.model_identity import weights_digest
 from trainer.loop.rollouts.held_out import evaluate, with_behaviour
 from trainer.loop.run.progress import duration
 from trainer.loop.run.system import Serving
@@ -30,6 +32,7 @@ from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.resuming.rules import differing
 from trainer.session.startup import start_serving
 from trainer.session.waits import busy, told
+from trainer.suite.finished import protocol_file
 from trainer.suite.rows import GREEDY, Asked, row_of
 from trainer.suite.sets import Item, numbered
 
@@ -51,7 +54,7 @@ def run_eval(
     all rows, or `limit`.
 
     answers: file for every answer, one JSON object per question, as `eval --suite` keeps them: question,
-    text, searches with their documents, scores.
+    text, searches with their documents, scores. How they were asked is kept beside it.
 
     Raises Stopped after a clean stop by SIGINT, SIGTERM or SIGHUP.
     """
@@ -87,11 +90,20 @@ def run_eval(
                     on_done=answered,
                 )
             if answers is not None:
-                keep_answers(done, answers)
+                weights = await asyncio.to_thread(weights_digest, model)
+                name = str(found or config.model.path)
+                about = await asked_how(
+                    config, name, weights, serving.tokenizer, serving.eval_questions, serving
+                )
+                keep_answers(done, answers, about)
             return with_behaviour(scores, done)
 
+    found = None
+    if checkpoint is not None:
+        with signals.raised():
+            found = find(checkpoint, config.run_dir)
     with closing(calls) if calls else nullcontext():
-        return with_weights(config, checkpoint, say, score)
+        return with_weights(config, found, say, score)
 
 
 class Answered:
@@ -121,9 +133,10 @@ class Answered:
         return f"{what}; {self.count:,} of {self._total:,} answered{busy()}"
 
 
-def keep_answers(done: Sequence[Trajectory], file: Path) -> None:
+def keep_answers(done: Sequence[Trajectory], file: Path, about: dict[str, Any] | None = None) -> None:
     """Write one row per answer, in the order of the questions. Where an id stands again in the question file,
-    the key of its row has a number (`7#2`), as in a suite."""
+    the key of its row has a number (`7#2`), as in a suite. about: as of `asked_how`, which is written beside
+    it, so that `eval compare` can tell what else was different; without it none stays there."""
     keys = numbered([trajectory.question.id for trajectory in done])
     file.parent.mkdir(parents=True, exist_ok=True)
     with written_aside(file) as aside, open(aside, "w", encoding="utf-8") as lines:
@@ -131,6 +144,10 @@ def keep_answers(done: Sequence[Trajectory], file: Path) -> None:
             question = trajectory.question
             asked = Asked(Item(key, question.data_source, question), GREEDY)
             lines.write(json.dumps(row_of(asked, trajectory, None), ensure_ascii=False) + "\n")
+    protocol = protocol_file(file)
+    protocol.unlink(missing_ok=True)  # that of earlier answers would be taken for theirs
+    if about is not None:
+        write_json(protocol, about, indent=1, ensure_ascii=False)
 
 
 @asynccontextmanager

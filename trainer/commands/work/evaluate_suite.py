@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import platform
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from services.common.errors import UserError
 from services.common.names import accepted
 from services.common.processes import signals
 from services.rollout.worker.tokenizer import load_tokenizer
-from trainer.commands.version import SHOWN, commit, own_version, version
+from trainer.commands.work.asked_how import asked_how
 from trainer.commands.work.evaluate import served, with_weights
 from trainer.config.schema import Config
 from trainer.data import models
@@ -28,9 +27,7 @@ from trainer.session.waits import told
 from trainer.suite.answering import Asking, Retrieve, Sampling
 from trainer.suite.folder import begin, finish
 from trainer.suite.methods import Method, method_of
-from trainer.suite.protocol import protocol_of
 from trainer.suite.result import result_of
-from trainer.suite.retriever_facts import retriever_facts
 from trainer.suite.rows import AnswersFile, planned
 from trainer.suite.sets import SUITES, TITLES, Suite, read_suite
 
@@ -124,24 +121,9 @@ async def _scored(
     weights = await asyncio.to_thread(weights_digest, model)
     folder = options.folder(config)
     async with served(config, model, scratch, say) as serving, AsyncExitStack() as stack:
-        about = {
-            "suite": options.suite,
-            "method": method.name,
-            "model": {"name": str(options.checkpoint or config.model.path), "weights": weights},
-            "protocol": protocol_of(
-                config.rollout,
-                tokenizer,
-                questions[0],
-                given_prompts=sum(
-                    question.prompt is not None and method.name == "agent" for question in questions
-                ),
-                retriever=await retriever_facts(serving.eval_retriever_url or serving.retriever_url),
-                retrieves=method.retrieves,
-                untagged=method.untagged,
-                seed=config.seed,
-                versions=_versions(),
-            ),
-        }
+        name = str(options.checkpoint or config.model.path)
+        about = {"suite": options.suite}
+        about |= await asked_how(config, name, weights, tokenizer, questions, serving, method)
         begin(folder, about, say)
         plan = planned(suite.items, options.samples)
         with AnswersFile(folder, plan) as answers:
@@ -179,12 +161,3 @@ async def _retrieval(config: Config, serving: Serving, stack: AsyncExitStack) ->
         return (await client.retrieve([query], config.rollout.topk))[0]
 
     return retrieve
-
-
-def _versions() -> dict[str, str]:
-    found = {name: version(name) for name in SHOWN}
-    return {
-        "unspiral": f"{own_version()} {commit() or ''}".strip(),
-        "python": platform.python_version(),
-        **{name: number for name, number in found.items() if number},
-    }

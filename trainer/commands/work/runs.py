@@ -20,7 +20,7 @@ from services.common.printing.console import Console
 from services.common.processes import signals
 from services.common.users_files import make_folder, one_out
 from trainer.commands import completion
-from trainer.commands.options import NAMED, AsJson, ConfigFile, Overrides
+from trainer.commands.options import NAMED, AsJson, ConfigFile, Overrides, refuse_run
 from trainer.commands.terminal import ending, for_people
 from trainer.commands.version import code_versions
 from trainer.commands.work.in_words import (
@@ -78,6 +78,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a policy. The run's files go to run.dir/run.name."""
+    refuse_run("--resume", overrides or [])
     settings = load_config(config, overrides or [])
     if resume is None and not allow_changed:  # a resumed run has its folder
         preflight.check_named_files(settings)
@@ -192,6 +193,7 @@ def evaluate(
 ) -> None:
     """Score held-out questions by greedy decoding: exact match, F1, searches and the share answered for each
     data source, every row once. `unspiral eval compare A B` compares two, question by question."""
+    refuse_run("--checkpoint", overrides or [])
     settings = load_config(config, overrides or [])
     if suite is not None:
         if answers is not None or as_json:

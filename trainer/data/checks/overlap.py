@@ -54,11 +54,11 @@ def twins(
     """The good rows of `path` that have an equal or near question in `against`, in their order. Raises
     UserError where a file cannot be read, and where no row of `against` can be compared.
 
-    read: takes what was read of `against`. keys: columns that the user has named; `against` is read by those
+    read: takes what was read of `against`. keys: columns that the user has named; each file is read by those
     of them that it has.
     """
     read = Against() if read is None else read
-    places, ours = _questions(Path(path), [], keys)
+    places, ours = _questions(Path(path), [], keys.beside(path, against))
     other_places, others = _questions(Path(against), read.unread, keys.of_file(against))
     read.rows = len(others) + len(read.unread)
     if read.unread and not others:
