@@ -174,8 +174,8 @@ def test_a_step_far_off_is_refused_wherever_it_comes_from(tmp_path):
             assert client.get(f"/v1/runs/r/{path}").status_code == 422
     store.close()
     path = written(tmp_path / "m.jsonl", STEP + b'{"step": 1000000000000}\n')
-    refused("monitor", "replay", path, says=f"{path}:2: ")
-    refused("report", path, says=f"{path}:2: ")
+    refused("monitor", "replay", path, says=f"{path}, line 2: ")
+    refused("report", path, says=f"{path}, line 2: ")
 
 
 def test_keeping_more_steps_than_there_are_forgets_nothing(tmp_path):
@@ -205,7 +205,7 @@ def test_a_store_without_a_path_and_a_tensorboard_folder_that_is_a_file_are_refu
 @pytest.mark.parametrize("line", [DEEP, b'{"step": 1, "\\ud800": NaN}\n'])
 def test_a_metrics_line_that_is_no_json_is_named(tmp_path, line):
     path = written(tmp_path / "m.jsonl", STEP + line + STEP)
-    refused("monitor", "replay", path, says=f"{path}:2: ")
+    refused("monitor", "replay", path, says=f"{path}, line 2: ")
 
 
 def test_a_metric_of_four_hundred_digits_is_read_as_no_number(tmp_path):
