@@ -16,7 +16,8 @@ from places import ROOT
 from safetensors.torch import save_file
 
 from services.common import files
-from trainer.learner.checkpoint import TensorWriter, written_aside
+from trainer.learner.checkpoint import written_aside
+from trainer.learner.tensor_files import TensorWriter
 
 
 def modes(folder):

@@ -17,7 +17,7 @@ from services.settings import RolloutSettings
 from trainer.commands.agent.source import agent_spec, named
 from trainer.commands.checks.doctor import run_doctor
 from trainer.commands.work import evaluate, warm_start
-from trainer.learner import checkpoint
+from trainer.learner import export, tensor_files
 from trainer.learner.model.asked import how_asked, kept_in, unlike
 from trainer.session import run as runs
 from trainer.session.resuming.rules import identity_of
@@ -33,7 +33,7 @@ def model_of(folder, settings=LAB, chat="{{ messages }}"):
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     (folder / "chat_template.jinja").write_text(chat)
     about = {"optimiser_steps": 3, "asked": how_asked(settings, folder)}
-    (folder / checkpoint.EXPORT_MARK).write_text(json.dumps(about))
+    (folder / export.EXPORT_MARK).write_text(json.dumps(about))
     return folder
 
 
@@ -71,7 +71,7 @@ def test_one_line_names_each_key_that_differs(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"asked": 1}', '{"asked": {"rollout": []}}'])
 def test_an_earlier_or_torn_description_says_nothing(tmp_path, text):
-    (tmp_path / checkpoint.EXPORT_MARK).write_text(text)
+    (tmp_path / export.EXPORT_MARK).write_text(text)
     assert kept_in(tmp_path) == {} and unlike(tmp_path, LAB) is None
 
 
@@ -84,12 +84,12 @@ def test_a_checkpoint_hands_it_to_its_export(tmp_path, monkeypatch):
     (saved / "model" / "config.json").write_text("{}")
     (saved / "learner.json").write_text('{"dtype": "float32", "optimiser_steps": 7}')
     (saved / "state.json").write_text(json.dumps({"identity": identity_of(config, model)}))
-    monkeypatch.setattr(checkpoint, "find", lambda given: given)
-    monkeypatch.setattr(checkpoint, "require_whole", lambda given: None)
-    monkeypatch.setattr(checkpoint, "TensorReader", lambda folder: SimpleNamespace(names=[]))
-    monkeypatch.setattr(checkpoint.TensorWriter, "finish", lambda self: None)
-    checkpoint.export_checkpoint(saved, tmp_path / "out")
-    kept = json.loads((tmp_path / "out" / checkpoint.EXPORT_MARK).read_text())
+    monkeypatch.setattr(export, "find", lambda given: given)
+    monkeypatch.setattr(export, "require_whole", lambda given: None)
+    monkeypatch.setattr(export, "TensorReader", lambda folder: SimpleNamespace(names=[]))
+    monkeypatch.setattr(tensor_files.TensorWriter, "finish", lambda self: None)
+    export.export_checkpoint(saved, tmp_path / "out")
+    kept = json.loads((tmp_path / "out" / export.EXPORT_MARK).read_text())
     assert kept == {"optimiser_steps": 7, "asked": how_asked(LAB, model)}
 
 

@@ -11,7 +11,7 @@ from checkpoint_files import fill
 from safetensors import SafetensorError
 
 from services.common.errors import UserError
-from trainer.learner import checkpoint
+from trainer.learner import checkpoint, export, tensor_files
 from trainer.learner.checkpoint import (
     CheckpointNotWritten,
     fault,
@@ -130,7 +130,7 @@ def test_a_shard_that_the_manifest_does_not_list_is_missed(tmp_path):
     path = tmp_path / "checkpoints" / "step_000005"
     with written_aside(path) as folder:
         fill(folder, {})
-        writer = checkpoint.TensorWriter(folder / "weights", shard_bytes=8)
+        writer = tensor_files.TensorWriter(folder / "weights", shard_bytes=8)
         for name in "ab":
             writer.add(name, torch.zeros(4))
         writer.finish()
@@ -143,7 +143,7 @@ def test_a_shard_that_the_manifest_does_not_list_is_missed(tmp_path):
     "tear",
     [
         lambda p: (p / "learner.json").write_bytes(bytes((p / "learner.json").stat().st_size)),
-        lambda p: (p / "weights" / checkpoint.INDEX).write_text("{}"),
+        lambda p: (p / "weights" / tensor_files.INDEX).write_text("{}"),
         lambda p: (p / "manifest.json").write_text("[" * 100_000),
     ],
     ids=["zeros of the right size", "index without shards", "nested too deeply"],
@@ -217,7 +217,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, monkeypatch
         pytest.raises(CheckpointNotWritten, match=r"step_000010 cannot be written: .*No space left") as e,
         written_aside(path.with_name("step_000010")) as folder,
     ):
-        writer = checkpoint.TensorWriter(folder / "weights")
+        writer = tensor_files.TensorWriter(folder / "weights")
         writer.add("a", torch.zeros(3))
         writer.finish()
     assert e.value.exit_code == 3 and "\n" not in str(e.value)
@@ -264,7 +264,7 @@ def test_an_export_does_not_overwrite_what_is_no_export(tmp_path):
     (out / "thesis.txt").write_text("keep me")
     with (
         pytest.raises(UserError, match="no earlier export"),
-        checkpoint.exported(out, model, dtype="float32", about={}),
+        export.exported(out, model, dtype="float32", about={}),
     ):
         pass
     assert (out / "thesis.txt").read_text() == "keep me"
@@ -274,12 +274,12 @@ def test_shards_come_back_whole(tmp_path):
     import torch
 
     tensors = {f"layer.{i}": torch.randn(10, i + 1) for i in range(7)}
-    writer = checkpoint.TensorWriter(tmp_path, shard_bytes=150)
+    writer = tensor_files.TensorWriter(tmp_path, shard_bytes=150)
     for name, tensor in tensors.items():
         writer.add(name, tensor)
     writer.finish()
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    read = checkpoint.TensorReader(tmp_path)
+    read = tensor_files.TensorReader(tmp_path)
     assert sorted(read.names) == sorted(tensors) and all(torch.equal(read(n), t) for n, t in tensors.items())
     with pytest.raises(UserError, match=r"no tensor layer\.9"):
         read("layer.9")

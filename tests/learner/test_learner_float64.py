@@ -12,8 +12,8 @@ from services.common.errors import UserError
 from services.contracts import TrainBatch
 from services.rollout.engines.base import GenerateCall
 from services.rollout.engines.transformers_engine import TransformersEngine
-from trainer.learner.checkpoint import TensorReader
 from trainer.learner.group import gathered
+from trainer.learner.tensor_files import TensorReader
 
 EXACT = {
     "rollout": {"engine": "transformers", "dtype": "float64"},

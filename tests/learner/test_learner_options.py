@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from services.common.errors import UserError
-from trainer.learner.checkpoint import export_checkpoint
+from trainer.learner.export import export_checkpoint
 from trainer.learner.model.model_identity import weights_digest
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")

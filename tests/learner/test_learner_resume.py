@@ -9,7 +9,7 @@ import torch
 from learner_world import make_batch, make_config, make_policy, same_bits, start_rank
 
 from services.common.errors import UserError
-from trainer.learner.checkpoint import export_checkpoint
+from trainer.learner.export import export_checkpoint
 from trainer.learner.zero import iter_partitioned
 
 pytestmark = pytest.mark.filterwarnings(

@@ -1,4 +1,4 @@
-"""Checkpoints and exports on disk: written aside, checksummed, then renamed, so that what has the right name
+"""Checkpoints on disk: written aside, checksummed, then renamed, so that what has the right name
 is whole.
 
     checkpoints/step_000010/
@@ -26,10 +26,10 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.files import hints, move, put_folder, readable_as_usual, sync
+from services.common.files import move, put_folder, readable_as_usual, sync
 from services.common.runs.paths import (
     BEST,
     LATEST,
@@ -39,15 +39,9 @@ from services.common.runs.paths import (
     newest_run,
     run_folder,
 )
-from trainer.learner.model.lora import merge
-from trainer.learner.model.model_identity import weights_digest
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from trainer.learner.tensor_files import INDEX, write_json
 
 MANIFEST = "manifest.json"
-INDEX = "model.safetensors.index.json"
-EXPORT_MARK = "unspiral_export.json"
 ASIDE = ".tmp-"
 """What the names of folders that are being written begin with."""
 STATE = "state.json"
@@ -57,7 +51,6 @@ ACCEPTED = "RUN, RUN/checkpoints/step_000010 or latest"
 _NO_SUCH_JSON = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading a JSON file of a known form raises where it has another, or none."""
 _NAME = re.compile(r"^step_(\d+)(\.old)?$")
-_WEIGHTS = re.compile(r"\.(safetensors|bin|gguf|pt|pth|h5|msgpack|onnx)$|\.index\.json$")
 
 
 def step_folder(run_dir: str | Path, step: int) -> Path:
@@ -165,7 +158,7 @@ def find(given: str | Path, run: Path | None = None) -> Path:
     """The checkpoint that a user names: its folder, a run's (the newest whole one of it) as `in_runs` finds
     both, or `latest` or `best`, which is that of `run`, or, with none given, of the run in `runs/` that was
     written to last. It may be torn where its own folder is named. Raises UserError."""
-    path = in_runs(Path(given))
+    path = in_runs(given)
     if str(given) in (LATEST, BEST) and not path.exists():
         run = run or newest_run()
         if str(given) == BEST:
@@ -288,133 +281,6 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-class TensorWriter:
-    """Named tensors into a folder of safetensors shards, with an index where there is more than one (Hugging
-    Face form)."""
-
-    def __init__(self, folder: Path, shard_bytes: int = 2**30):
-        self.folder = folder
-        self.shard_bytes = shard_bytes
-        self._pending: dict[str, Tensor] = {}
-        self._bytes = 0
-        self._where: dict[str, str] = {}
-        self._shards = 0
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def add(self, name: str, tensor: Tensor) -> None:
-        """Keep a copy in host memory until the shard is full."""
-        # `clone` too, where it is on the CPU already: the source may use its memory for the next one.
-        self._pending[name] = tensor.detach().cpu().clone().contiguous()
-        self._bytes += tensor.nbytes
-        if self._bytes >= self.shard_bytes:
-            self._flush()
-
-    def finish(self) -> None:
-        """Write what is left, and the index."""
-        self._flush()
-        if self._shards == 1:
-            move(self.folder / "model-00001.safetensors", self.folder / "model.safetensors")
-        else:
-            write_json(self.folder / INDEX, {"metadata": {}, "weight_map": self._where})
-
-    def _flush(self) -> None:
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-
-        if self._pending:
-            self._shards += 1
-            file = f"model-{self._shards:05d}.safetensors"
-            try:
-                save_file(self._pending, self.folder / file, metadata={"format": "pt"})
-            except SafetensorError as e:  # its word for a full disk
-                raise OSError(str(e)) from e
-            self._where |= dict.fromkeys(self._pending, file)
-            self._pending = {}
-            self._bytes = 0
-
-
-class TensorReader:
-    """Tensors of a folder that TensorWriter wrote, one at a time."""
-
-    def __init__(self, folder: Path):
-        from safetensors import safe_open
-
-        index = folder / INDEX
-        names = (
-            sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            if index.is_file()
-            else ["model.safetensors"]
-        )
-        self._files = [safe_open(folder / n, framework="pt") for n in names]
-        # A file is no mapping, so that its names are asked for.
-        self._where = {key: f for f in self._files for key in f.keys()}  # noqa: SIM118
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._where)
-
-    def __call__(self, name: str) -> Tensor:
-        """The tensor, on the CPU. Raises UserError if there is none of that name."""
-        if name not in self._where:
-            raise UserError(f"the checkpoint has no tensor {name}: it is of another model")
-        return self._where[name].get_tensor(name)
-
-
-def copy_model_files(source: Path, target: Path) -> None:
-    """Configuration and tokenizer: all files of a model's folder but its weights and earlier marks."""
-    target.mkdir(parents=True, exist_ok=True)
-    for f in sorted(source.iterdir()):
-        if f.is_file() and not _WEIGHTS.search(f.name) and f.name not in (EXPORT_MARK, MANIFEST):
-            shutil.copyfile(f, target / f.name)
-
-
-def may_export_to(out: Path) -> bool:
-    """Whether nothing would be lost: `out` is absent, empty, or an earlier export."""
-    return not out.exists() or (out / EXPORT_MARK).is_file() or (out.is_dir() and not any(out.iterdir()))
-
-
-@contextlib.contextmanager
-def exported(out: Path, model_files: Path, *, dtype: str, about: dict[str, Any]) -> Iterator[TensorWriter]:
-    """A writer whose tensors become a Hugging Face folder at `out`. dtype: name of theirs, e.g. bfloat16.
-
-    `out` may be absent, empty, or an earlier export; anything else is refused (UserError)."""
-    if not may_export_to(out):
-        raise UserError(f"{out} exists and is no earlier export; give a new folder")
-    with written_aside(out) as folder:
-        copy_model_files(model_files, folder)
-        config = json.loads((folder / "config.json").read_text())
-        # The older spelling of `dtype`, which would go on naming the type of the weights that training began
-        # from.
-        config.pop("torch_dtype", None)
-        write_json(folder / "config.json", config | {"dtype": dtype})
-        write_json(folder / EXPORT_MARK, about)
-        writer = TensorWriter(folder)
-        yield writer
-        writer.finish()
-
-
-def export_checkpoint(checkpoint: str | Path, out: str | Path) -> Path:
-    """A checkpoint's policy as a plain Hugging Face folder with tokenizer, in the run's compute dtype.
-    `checkpoint` is what `find` takes.
-    Raises UserError."""
-    import torch
-
-    checkpoint = find(checkpoint)
-    out = Path(out)
-    require_whole(checkpoint)
-    about = json.loads((checkpoint / "learner.json").read_text())
-    read = TensorReader(checkpoint / "weights")
-    dtype = getattr(torch, about["dtype"])
-    description = {"optimiser_steps": about["optimiser_steps"]}
-    identity = hints(checkpoint / STATE).get("identity")
-    if isinstance(identity, dict) and identity.get("asked"):  # earlier versions kept none
-        description["asked"] = identity["asked"]
-    with exported(out, checkpoint / "model", dtype=about["dtype"], about=description) as writer:
-        for name, weight in _whole_weights(read, about.get("lora")):
-            writer.add(name, weight.to(dtype))
-    return out
-
-
 def require_same_adapters(path: Path, before: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
     """Raise UserError unless a learner whose adapters are described by `now` (None: it has none) may
     take those of `before`."""
@@ -426,30 +292,6 @@ def require_same_adapters(path: Path, before: dict[str, Any] | None, now: dict[s
             f"learner.lora.alpha: checkpoint {path} holds adapters for alpha / rank = {before['scale']:g}; "
             f"here it is {now['scale']:g}"
         )
-
-
-def _whole_weights(read: TensorReader, lora: dict[str, Any] | None) -> Iterator[tuple[str, Tensor]]:
-    """(name, weight) of a checkpoint; of one that holds adapters alone, the frozen weights with these
-    added."""
-    if lora is None:
-        yield from ((name, read(name)) for name in read.names)
-        return
-    if not any(Path(lora["base"]).glob("*.safetensors")):
-        raise UserError(
-            f"the checkpoint holds LoRA adapters for the weights in {lora['base']}, which are not there"
-        )
-    if lora.get("weights") not in (None, weights_digest(Path(lora["base"]))):
-        raise UserError(
-            f"the checkpoint holds LoRA adapters for other weights than those that are in {lora['base']} now"
-        )
-    base = TensorReader(Path(lora["base"]))
-    adapters = set(read.names)
-    for name in base.names:
-        yield name, merge(name, base(name), lambda n: read(n) if n in adapters else None, lora["scale"])
-
-
-def write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _sha256(path: Path) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 from services.contracts import WeightsReceiver, WeightUpdate
 from services.weight_sync import choose_backend, make_publisher, make_source
 from trainer.config.schema import Config
-from trainer.learner import checkpoint, zero
+from trainer.learner import checkpoint, export, tensor_files, zero
 
 
 class RankWeights:
@@ -87,7 +87,7 @@ class RankWeights:
         with _all_of(self.engine.iter_weights(2**28)) as weights:
             if self.rank == 0:
                 about = {"optimiser_steps": self.optimiser_steps} | ({"asked": asked} if asked else {})
-                with checkpoint.exported(
+                with export.exported(
                     Path(path), self.model_path, dtype=self._dtype_name, about=about
                 ) as writer:
                     for name, tensor in weights:
@@ -99,8 +99,8 @@ class RankWeights:
             folder = stack.enter_context(checkpoint.written_aside(Path(path))) if self.rank == 0 else None
             with _all_of(self.engine.iter_master()) as master:
                 if folder:
-                    weights = checkpoint.TensorWriter(folder / "weights")
-                    moments = checkpoint.TensorWriter(folder / "optimizer")
+                    weights = tensor_files.TensorWriter(folder / "weights")
+                    moments = tensor_files.TensorWriter(folder / "optimizer")
                     for name, tensor, state_of in master:
                         weights.add(name, tensor)
                         for key, value in state_of.items():
@@ -112,17 +112,17 @@ class RankWeights:
                 # places.
                 with self.engine.exchanged(self.snapshot), _all_of(self.engine.iter_weights(2**28)) as kept:
                     if folder:
-                        writer = checkpoint.TensorWriter(folder / "snapshot")
+                        writer = tensor_files.TensorWriter(folder / "snapshot")
                         for name, tensor in kept:
                             writer.add(name, tensor)
                         writer.finish()
             if folder:
-                rng = checkpoint.TensorWriter(folder / "rng")
+                rng = tensor_files.TensorWriter(folder / "rng")
                 rng.add("cpu", torch.get_rng_state())
                 rng.finish()
-                checkpoint.copy_model_files(self.model_path, folder / "model")
-                checkpoint.write_json(folder / "learner.json", self._counters())
-                checkpoint.write_json(folder / "state.json", state)
+                export.copy_model_files(self.model_path, folder / "model")
+                tensor_files.write_json(folder / "learner.json", self._counters())
+                tensor_files.write_json(folder / "state.json", state)
 
     def load(self, path: str) -> dict[str, Any]:
         """Read a checkpoint. Returns the driver's state. Raises UserError for one that is torn or of another
@@ -133,17 +133,17 @@ class RankWeights:
             checkpoint.require_whole(folder)
         about = json.loads((folder / "learner.json").read_text())
         checkpoint.require_same_adapters(folder, about.get("lora"), self._lora)
-        weights = checkpoint.TensorReader(folder / "weights")
+        weights = tensor_files.TensorReader(folder / "weights")
         # AdamW has none before its first step.
-        moments = checkpoint.TensorReader(folder / "optimizer") if about["adam_steps"] else None
+        moments = tensor_files.TensorReader(folder / "optimizer") if about["adam_steps"] else None
         self.engine.load_master(weights, moments, about["adam_steps"])
         self.optimiser_steps = about["optimiser_steps"]
         self.batches = about["batches"]
         self.snapshot = None
         self.snapshot_batch = about["snapshot_batch"]
         if about["snapshot"] and self.algorithm.llds.anchor == "snapshot":
-            self.snapshot = self.engine.local_copies(checkpoint.TensorReader(folder / "snapshot"))
-        torch.set_rng_state(checkpoint.TensorReader(folder / "rng")("cpu"))
+            self.snapshot = self.engine.local_copies(tensor_files.TensorReader(folder / "snapshot"))
+        torch.set_rng_state(tensor_files.TensorReader(folder / "rng")("cpu"))
         return json.loads((folder / "state.json").read_text())
 
     @property

@@ -22,7 +22,8 @@ from services.common.loading.lazy import LazyModule
 from services.common.runs.paths import is_run
 from trainer.config.schema import Config, load_config, override, parse_config
 from trainer.data import models
-from trainer.learner.checkpoint import export_checkpoint, find
+from trainer.learner.checkpoint import find
+from trainer.learner.export import export_checkpoint
 from trainer.learner.model.asked import kept_in, unlike
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from services.contracts import Trajectory
 from trainer.commands.work.asked_how import asked_how
 from trainer.config.schema import Config
 from trainer.data import models
-from trainer.learner.checkpoint import export_checkpoint, find
+from trainer.learner.checkpoint import find
+from trainer.learner.export import export_checkpoint
 from trainer.learner.model.asked import unlike
 from trainer.learner.model.model_identity import weights_digest
 from trainer.loop.rollouts.held_out import evaluate, with_behaviour

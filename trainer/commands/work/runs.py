@@ -33,7 +33,8 @@ from trainer.commands.work.in_words import (
 from trainer.config.schema import Config, load_config
 from trainer.data import models
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
-from trainer.learner.checkpoint import export_checkpoint, find, latest
+from trainer.learner.checkpoint import find, latest
+from trainer.learner.export import export_checkpoint
 from trainer.session.gpus import check_gpus_here
 from trainer.session.output import last_words, non_blocking
 from trainer.suite.rows import ANSWERS_FILE

@@ -46,7 +46,7 @@ from services.settings import RolloutSettings
 from trainer.commands.work.rejection import right_trajectories
 from trainer.config.schema import Config
 from trainer.data import load_questions, models
-from trainer.learner.checkpoint import may_export_to
+from trainer.learner.export import may_export_to
 from trainer.learner.group import LearnerGroup
 from trainer.learner.model.asked import how_asked
 from trainer.rewards import normalize

@@ -13,7 +13,7 @@ from services.common.errors import UserError
 from services.common.files import hints
 from services.rollout.worker.templates import template_class
 from services.settings import RolloutSettings
-from trainer.learner.checkpoint import EXPORT_MARK
+from trainer.learner.export import EXPORT_MARK
 
 PROMPTS = ("template", "reading", "bos", "thoughts", "tools")
 """Settings of the rollout that make prompts and tags."""
