@@ -313,7 +313,7 @@ def _is_store(word: str) -> bool:
 
 def _file_of(word: str) -> Path | None:
     """The file of the store that a path or a run's name leads to; None where it leads to none."""
-    path = in_runs(Path(word))
+    path = in_runs(word)
     if path.is_dir() or path.name == METRICS:
         path = run_folder(path) / STORE
     return path if path.is_file() else None
@@ -323,7 +323,7 @@ def _store_of(url: str) -> str:
     """Address of a store, where it may have been given as a run, as a folder of runs, or `latest`."""
     if (file := _file_of(url)) is not None:
         return str(file)
-    if url != LATEST and not in_runs(Path(url)).is_dir():
+    if url != LATEST and not in_runs(url).is_dir():
         return url
     run = run_folder(url)
     store = run / STORE

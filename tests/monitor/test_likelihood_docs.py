@@ -101,6 +101,6 @@ def test_the_numbers_of_made_up_sick_and_healthy_runs_are_as_stated():
 
 
 def test_the_example_post_is_accepted():
-    (body,) = re.findall(r"-d '(.*?)'\n", section(SERVICE, "For any trainer"), re.S)
+    (body,) = re.findall(r"/steps -H \S+ \S+ -d '(.*?)'\n", section(SERVICE, "For any trainer"), re.S)
     record = StepRecord.model_validate_json(body)
     assert record.trajectories[0].actions[0].documents == ["d7"]

@@ -29,7 +29,7 @@ NAMED = "A checkpoint, a run (its folder, or its name in runs/: its newest check
 
 def names_run(word: str) -> bool:
     """Whether a word is a run, something in one, `latest` or `best`."""
-    return word in (LATEST, BEST) or in_runs(Path(word)).exists()
+    return word in (LATEST, BEST) or in_runs(word).exists()
 
 
 def refuse_run(option: str, overrides: list[str]) -> None:

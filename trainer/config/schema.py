@@ -133,8 +133,7 @@ class TrainerSettings(Settings):
     """Greedy held-out score by which checkpoints are compared, for keep_best and patience: `right` is the
     share that the reward calls right, `em_macro` the mean over data sources, `em/SOURCE` one source's."""
     patience: int = Field(0, ge=0)
-    """End the run, with exit status 0, after so many evaluations running without a better score; 0 is never.
-    Needs eval_every and data.eval."""
+    """End the run (status 0) after so many evaluations without a better score; 0: never. Needs eval_every."""
     max_restores: int = Field(3, ge=0)
     """Times that a lost learner is started again from the last checkpoint; then the run ends (status 1)."""
     stop_grace_seconds: float = Field(60.0, ge=0)

@@ -49,7 +49,7 @@ def checkpoint_of(resume: str, folder: Path) -> Path | None:
     accepted = f"latest, a run's folder, or one such as {folder}/checkpoints/step_000010"
     if not resume.strip():  # an unset variable of a script; to begin anew would remove what is there
         raise UserError(f"--resume: given without a value; accepted: {accepted}")
-    if not in_runs(Path(resume)).exists():
+    if not in_runs(resume).exists():
         near = near_run(Path(resume))
         raise UserError(f"--resume {resume}: no such checkpoint folder{near}; accepted: {accepted}")
     found = find(resume)

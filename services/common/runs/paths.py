@@ -57,9 +57,13 @@ def written_at(run: Path) -> float:
     return max((run / name).stat().st_mtime for name in FILES if (run / name).is_file())
 
 
-def in_runs(path: Path, runs: Path = RUNS) -> Path:
+def in_runs(given: str | Path, runs: Path = RUNS) -> Path:
     """The path; below `runs` where it begins with the name of a run there, and there is no such path, or a
-    folder without a run: `demo-0` is `runs/demo-0`, and `demo-0/checkpoints/best` a checkpoint of it."""
+    folder without a run: `demo-0` is `runs/demo-0`, and `demo-0/checkpoints/best` a checkpoint of it, and
+    `./demo-0` is itself."""
+    path = Path(given)
+    if str(given).startswith("./"):
+        return path
     first = path.parts[0] if path.parts and not path.is_absolute() else ".."
     if first == ".." or not is_run(runs / first) or not (runs / path).exists():
         return path
@@ -73,7 +77,7 @@ def run_folder(given: str | Path, runs: Path = RUNS) -> Path:
 
     Raises FileNotFoundError, whose `strerror` names the nearest run, where there is nothing of that name.
     """
-    path = in_runs(Path(given), runs)
+    path = in_runs(given, runs)
     if str(given) == LATEST and not path.exists():
         return newest_run(runs)
     if not path.exists():
