@@ -13,6 +13,7 @@ import typer
 from retriever_service.cli import index_app
 from retriever_service.serve import serve_retriever
 from services.common.errors import UnspiralError
+from services.common.printing.help_pages import in_house_style
 
 app = typer.Typer(help="A retrieval service that speaks Search-R1's interface.", no_args_is_help=True)
 app.add_typer(index_app, name="index")
@@ -21,7 +22,7 @@ app.command("serve")(serve_retriever)
 
 def main() -> None:
     try:
-        app()
+        in_house_style(typer.main.get_command(app))()
     except UnspiralError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

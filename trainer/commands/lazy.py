@@ -14,12 +14,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from services.common.loading.lazy import LazyModule
+from services.common.printing.help_pages import flags_without_type, in_house_style
 from trainer.commands.examples import example_of, give_examples
 
 HELP = {"help_option_names": ["--help", "-h"]}
 RUN = "RUN"
-OUT = "--out"
-OUT_SHORT = "-o"
 
 
 @dataclass(frozen=True)
@@ -48,35 +47,20 @@ class Entry:
             give_examples(found, f"{path} ")
             group = typer.main.get_group(found)
             group.name = path
-            for command in group.commands.values():
-                _in_house_style(command)
-            return _in_house_style(group)
+            return _with_runs(in_house_style(group))
         single = typer.Typer(add_completion=False)
         single.command(path.rpartition(" ")[2], epilog=example_of(path))(found)
-        return _in_house_style(typer.main.get_command(single))
+        return _with_runs(in_house_style(typer.main.get_command(single)))
 
 
-def _in_house_style(command: Any) -> Any:
-    """What is alike in all commands: arguments have capitals, a RUN is completed, --out is -o too, and a flag
-    stands in the help without a type."""
-    all_of = command.get_params
-    command.get_params = lambda ctx: flags_without_type(all_of(ctx))
+def _with_runs(command: Any) -> Any:
+    """The command, and all below it: a RUN is completed by a shell."""
     for parameter in command.params:
-        if parameter.param_type_name == "argument":
-            parameter.metavar = parameter.metavar or parameter.name.upper()
-            if parameter.metavar == RUN and parameter._custom_shell_complete is None:
-                parameter._custom_shell_complete = completed_runs
-        elif OUT in parameter.opts and OUT_SHORT not in parameter.opts:
-            parameter.opts.append(OUT_SHORT)
+        if parameter.metavar == RUN and parameter._custom_shell_complete is None:
+            parameter._custom_shell_complete = completed_runs
+    for below in getattr(command, "commands", {}).values():
+        _with_runs(below)
     return command
-
-
-def flags_without_type(parameters: list[Any]) -> list[Any]:
-    """The parameters. Typer would print `<bool>` behind each flag, which looks as if it took a value."""
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.display_type_rich = lambda ctx: None
-    return parameters
 
 
 def completed_runs(ctx: Any, parameter: Any, incomplete: str) -> list[str]:
