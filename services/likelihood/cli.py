@@ -31,7 +31,7 @@ from services.likelihood.exports import mirrors, upkeep
 from services.likelihood.exports.doubts import doubts
 from services.likelihood.exports.report import write_report
 from services.likelihood.exports.run_files import RunFiles, read_rules, read_run
-from services.likelihood.exports.trainers import MAPS, chosen_map
+from services.likelihood.exports.trainers import KNOWN, MAPS, chosen_map
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.store import series
 from services.likelihood.store.base import SAMPLE_STEPS, LikelihoodStore
@@ -226,6 +226,13 @@ def replay(
         run.metrics = [name_map.translated(m) for m in run.metrics]
     run.add_evaluations()
     judged_by, missing = run.known()
+    texts = run.texts()
+    read = KNOWN | (name_map.theirs if name_map else set())
+    no_numbers = {name: str(one) for name, one in run.no_numbers.items() if name in read}
+    missing = [name for name in missing if name not in texts]
+    if no_numbers and not judged_by:
+        name, what = next(iter(no_numbers.items()))
+        raise UserError(f"{metrics}: {name}: holds no numbers ({what}), so there is nothing to judge by")
     if not judged_by:
         raise UserError(
             f"{metrics}: none of its metrics is one that the monitor reads; name them with --map "
@@ -244,6 +251,7 @@ def replay(
         "alarms": alarms,
         "judged_by": judged_by,
         "missing": missing,
+        "no_numbers": no_numbers,
         "doubts": doubted,
         "undecided": undecided,
     }
@@ -260,6 +268,7 @@ def _judged_in_words(replayed: dict[str, Any]) -> Iterator[str]:
         yield f"  names of {replayed['map']}"
     doubts = replayed["doubts"]
     yield f"  judged by {', '.join(n for n in replayed['judged_by'] if n not in doubts) or 'none'}"
+    yield from _by_reason("no numbers", replayed["no_numbers"])
     yield from _by_reason("in doubt", doubts)
     if replayed["missing"]:
         yield f"  missing: {', '.join(replayed['missing'])}"

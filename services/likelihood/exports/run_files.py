@@ -17,6 +17,7 @@ from services.common.runs.paths import METRICS, is_run, no_run_in, run_folder
 from services.common.users_files import load_json, load_object, load_yaml, reading
 from services.common.validation import fitting
 from services.likelihood.exports.merging import by_step
+from services.likelihood.exports.no_numbers import NoNumbers, judgeable, no_numbers, number_or_text
 from services.likelihood.exports.tables import event_files, plain_columns, rows_of_events
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.monitor.detectors.table import READS
@@ -48,6 +49,8 @@ class RunFiles:
     events: list[dict[str, Any]] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
+    no_numbers: dict[str, NoNumbers] = field(default_factory=dict)
+    """By the name in the file: values by which nothing is judged."""
 
     def columns(self) -> tuple[dict[str, np.ndarray], int]:
         """(float64 [last - first + 1] by metric name, first step), NaN where a step has no value."""
@@ -87,6 +90,10 @@ class RunFiles:
         seen = {name for m in self.metrics for name in reads if finite(m.get(name)) is not None}
         return [n for n in reads if n in seen], [n for n in reads if n not in seen]
 
+    def texts(self) -> set[str]:
+        """Metrics, by the names that the rules read, with a value that is no number."""
+        return {name for m in self.metrics for name in m.keys() - judgeable(m).keys()}
+
     def rules(self) -> MonitorRules:
         """The thresholds that the run itself used, by its configuration. Raises UserError naming the
         key."""
@@ -106,7 +113,7 @@ class RunFiles:
         codes = np.full(steps[-1] - steps[0] + 1 if steps else 0, np.nan)
         alarms = []
         for metrics in self.metrics:
-            state = monitor.update(metrics)
+            state = monitor.update(judgeable(metrics))
             codes[state.step - steps[0]] = PHASES.index(state.phase)
             alarms += state.alarms
         return codes, [a.as_dict() for a in alarms]
@@ -131,6 +138,7 @@ def read_run(path: Path) -> RunFiles:
     ours = metrics.name == METRICS or any("attempt" in row for _, row in rows)
     steps = by_step(path if events else metrics, rows, ours=ours and not events)
     run = RunFiles(path.resolve().name if path.is_dir() else path.stem, list(steps.values()))
+    run.no_numbers = no_numbers(rows)
     if events:
         return run
     if not path.is_dir():
@@ -195,10 +203,9 @@ def _csv_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 def _of_text(text: Any) -> Any:
     """A cell: a number where it is one."""
-    try:
-        value = float(text)
-    except (TypeError, ValueError):
-        return text
+    value = number_or_text(text) if isinstance(text, str) else text
+    if not isinstance(value, float):
+        return value
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
@@ -259,11 +266,15 @@ def read_jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:
 def _lenient(line: bytes) -> Any:
     """Python writes NaN, Infinity and integers of any length, which JSON readers elsewhere do not take."""
     try:
-        row = json.loads(line, parse_int=lambda digits: int(digits) if len(digits) < 19 else float(digits))
+        row = json.loads(line, parse_int=_whole, parse_float=number_or_text)
         json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError):
         return None
     return row
+
+
+def _whole(digits: str) -> int | float | str:
+    return int(digits) if len(digits) < 19 else number_or_text(digits)
 
 
 def _plain(value: Any, depth: int = 0) -> Any:

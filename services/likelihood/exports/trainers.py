@@ -45,6 +45,11 @@ class NameMap:
             out[ours] = 1.0 - known if complement and known is not None else value
         return out
 
+    @property
+    def theirs(self) -> set[str]:
+        """All names of theirs."""
+        return {name.removeprefix(COMPLEMENT) for names in self.names.values() for name in names}
+
     def hits(self, seen: set[str]) -> int:
         """How many of our metrics a file of these names gives."""
         return sum(any(t.removeprefix(COMPLEMENT) in seen for t in theirs) for theirs in self.names.values())
