@@ -26,7 +26,7 @@ from services.common.runs.paths import (
     refuse_to_lose_records,
     run_folder,
 )
-from services.common.users_files import one_out
+from services.common.users_files import one_out, refuse_no_file
 from services.likelihood.exports import mirrors, upkeep
 from services.likelihood.exports.doubts import doubts
 from services.likelihood.exports.report import write_report
@@ -134,6 +134,7 @@ def report(
     first = found[0] if found[0].is_dir() else found[0].parent
     name = "paper.html" if paper else "report.html"
     if out is not None:
+        refuse_no_file("--out", out)
         refuse_to_lose_records("--out", out, found)
     typer.echo(write_report(found, out or first / name, paper=paper))
     for run in found:

@@ -30,6 +30,17 @@ def refuse_to_lose(option: str, file: Path, read: Mapping[str, str | Path | None
             raise UserError(f"{option} {file}: is what {name} reads; give another file to write")
 
 
+def refuse_no_file(option: str, file: Path) -> None:
+    """Raises UserError for a path at which no file can be made: that of a folder, and one in a folder that is
+    not there, which is a slip more often than a wish."""
+    if file.is_dir():
+        raise UserError(f"{option} {file}: is a folder; expected the name of a file")
+    if not file.parent.is_dir():
+        raise UserError(
+            f"{option} {file}: no folder {file.parent}; expected a file in a folder that is there"
+        )
+
+
 @contextmanager
 def writing(name: str | Path) -> Iterator[None]:
     """Around what writes a file or folder. Raises EnvironmentLacks, which names it."""
