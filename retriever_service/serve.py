@@ -15,6 +15,7 @@ from services.common.errors import UserError
 from services.common.http.auth import token_of
 from services.common.loading.lazy import LazyModule
 from services.common.printing.console import Console
+from services.common.printing.messages import said
 from services.common.processes import signals
 from services.common.validation import fitting
 
@@ -204,7 +205,7 @@ def serve_retriever(
 def _flag_refused(mistakes: ValidationError) -> UserError:
     first = mistakes.errors()[0]
     flag = str(first["loc"][0]).removeprefix("request_").replace("_", "-")
-    return UserError(f"--{flag} {first['input']}: {first['msg']}")
+    return UserError(f"--{flag} {first['input']}: {said(first['msg'])}")
 
 
 def _token(flag: str, variable: str | None) -> SecretStr | None:

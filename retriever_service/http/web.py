@@ -37,6 +37,7 @@ from services.common.http.faults import allowed_methods
 from services.common.http.gate import HEALTH, Gate
 from services.common.http.heads import HeadAsGet
 from services.common.http.stopping import AnswerWhenStopped
+from services.common.printing.messages import said
 
 log = logging.getLogger("retriever_service")
 OPEN_PATHS = HEALTH | {"/", "/health"}
@@ -210,7 +211,7 @@ def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         field = field_path(first["loc"][1:])
-        return counted(request, 422, error_body(f"{field}: {first['msg']}", field, first["type"]))
+        return counted(request, 422, error_body(f"{field}: {said(first['msg'])}", field, first["type"]))
 
     @app.exception_handler(QueueFull)
     async def busy(request: Request, error: QueueFull) -> Response:

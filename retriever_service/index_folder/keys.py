@@ -22,6 +22,11 @@ class CorpusKeys:
     title: str | None = None
     id: str | None = None
 
+    def __post_init__(self) -> None:
+        for name, key in asdict(self).items():
+            if key is not None and not key.strip():  # an unset variable, which would not count
+                raise UserError(f"--{name}-key (of a run: retriever.{name}_key): is empty; expected a column")
+
     def __bool__(self) -> bool:
         return any(self.given.values())
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from services.common.errors import UserError
 from services.common.http.faults import FaultForm
+from services.common.printing.messages import said
 from services.common.validation import fitting
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -150,7 +151,7 @@ def _first_mistake(mistakes: ValidationError) -> UserError:
     first = max(mistakes.errors(), key=lambda error: len(error["loc"]))
     place = ".".join(str(part) for part in first["loc"] if part not in UNION_TAGS) or "body"
     given = str(first.get("input"))[:60]
-    return UserError(f"{place}: {first['msg']} (got {given!r})", status=400, field=place)
+    return UserError(f"{place}: {said(first['msg'])} (got {given!r})", status=400, field=place)
 
 
 class ErrorBody(BaseModel):

@@ -17,6 +17,7 @@ from pydantic_core import from_json
 
 from services.common.errors import UserError
 from services.common.names import accepted
+from services.common.printing.messages import said
 from services.common.validation import fitting
 
 MAX_STEP = 1_000_000
@@ -326,7 +327,7 @@ def one_line(error: ValidationError, known: Collection[str] = ()) -> str:
         return f"{key}: required, and not given"
     if first["type"] == "json_invalid":
         return f"body: not JSON ({first['ctx']['error']})"
-    message = first["msg"].removeprefix("Value error, ")
+    message = said(first["msg"])
     if first["type"] == "model_type":
         message = "Input should be an object"
     shown = "" if isinstance(given, dict | list | BaseModel) else f" (got {str(given)[:60]})"

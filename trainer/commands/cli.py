@@ -17,6 +17,7 @@ import typer
 from services.common.errors import explains
 from services.common.loading.extras import not_imported
 from services.common.loading.lazy import LazyModule
+from services.common.printing.messages import said
 from trainer.commands.examples import example_of
 from trainer.commands.lazy import Entry, lazy_app
 from trainer.commands.version import version_lines
@@ -169,7 +170,7 @@ def line_of(error: Exception) -> tuple[str, int] | None:
     if type(error).__name__ == "NoSuchOption":
         return slips.unknown_option(error), 2
     if hasattr(error, "format_message"):  # Typer: bad usage
-        return error.format_message() + _for_example(error), getattr(error, "exit_code", 2)
+        return said(error.format_message()) + _for_example(error), getattr(error, "exit_code", 2)
     if explains(error):
         return str(error), getattr(error, "exit_code", 1)
     if isinstance(error, ModuleNotFoundError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from services.common.printing.messages import said
+
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -36,7 +38,7 @@ def expected(error: Mapping[str, Any]) -> str:
         return _PATTERNS.get(context["pattern"], f"expected text of the pattern {context['pattern']}")
     if kind == "string_too_long":
         return f"expected at most {context['max_length']} characters"
-    message: str = error["msg"].removeprefix("Value error, ")
+    message: str = said(error["msg"])
     if message.startswith(_PYDANTIC):
         return f"expected {message.removeprefix(_PYDANTIC)}"
     return message

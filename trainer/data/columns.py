@@ -74,6 +74,11 @@ class Keys:
     question: str | None = None
     answer: str | None = None
 
+    def __post_init__(self) -> None:
+        for name, key in (("question", self.question), ("answer", self.answer)):
+            if key is not None and not key.strip():  # an unset variable, which would not count
+                raise UserError(f"--{name}-key: is empty; expected a column")
+
     def is_wanted(self, name: str) -> bool:
         """As the function: whether a question may be made from a column of that name."""
         return is_wanted(name) or any(

@@ -13,6 +13,7 @@ from pydantic.config import JsonDict
 
 from retriever_service.errors import Limit, RequestRefused
 from retriever_service.http.forms.leniency import Count, Flag, refused_limit
+from services.common.printing.messages import said
 from services.common.records import plain_name
 from services.common.records.files import json_value
 
@@ -319,7 +320,7 @@ def parse_body(adapter: TypeAdapter[T], body: bytes) -> T:
         context = first.get("ctx") or {}
         bound = next((v for v in context.values() if isinstance(v, int | float | str)), first["type"])
         limit: Limit = _ACCEPTED.get(first["type"], bound)
-        raise RequestRefused(422, f"{field}: {first['msg']}", field, limit) from None
+        raise RequestRefused(422, f"{field}: {said(first['msg'])}", field, limit) from None
 
 
 def _first(error: ValidationError) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from starlette.routing import Match
 
 from services.common.errors import UnspiralError
 from services.common.http.heads import PATHS as HEAD_PATHS
+from services.common.printing.messages import said
 
 CLIENT_LEFT = 499
 WORDS = {
@@ -104,7 +105,8 @@ def install_faults(app: FastAPI, refused: Callable[[int], None], form: FaultForm
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"][1:])
-        return refuse(f"{place}: {first['msg']} (got {str(first.get('input'))[:60]!r})", 422, field=place)
+        given = str(first.get("input"))[:60]
+        return refuse(f"{place}: {said(first['msg'])} (got {given!r})", 422, field=place)
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:

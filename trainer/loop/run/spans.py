@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from services.common.errors import UserError
 from services.common.files import write_atomically
+from services.common.printing.messages import said
 from services.common.validation import fitting
 from services.contracts import Span, Trajectory
 
@@ -173,7 +174,7 @@ def read_spans(run: Path, step: int) -> StepSpans:
     def torn(mistakes: ValidationError) -> UserError:
         first = mistakes.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        return UserError(f"{file}: no file of spans: {place}: {first['msg']}")
+        return UserError(f"{file}: no file of spans: {place}: {said(first['msg'])}")
 
     with fitting(torn):
         return StepSpans.model_validate_json(file.read_bytes())
