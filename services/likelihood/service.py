@@ -15,7 +15,8 @@ from services.common.errors import EnvironmentLacks, UserError
 from services.likelihood.evaluations import HeldOut, held_out_of, shown_scores
 from services.likelihood.exports.mirrors import Mirroring
 from services.likelihood.monitor.alarms import PHASES, Rule
-from services.likelihood.monitor.phases import PhaseMonitor, PhaseState
+from services.likelihood.monitor.phases import READ, PhaseMonitor, PhaseState
+from services.likelihood.monitor.readings import possible_values
 from services.likelihood.records import (
     MAX_METRICS,
     MAX_STEP,
@@ -159,7 +160,7 @@ class LikelihoodService:
         monitor = PhaseMonitor(self.rules)
         kept = self.store.load_monitor(run, MAX_STEP + 1)
         if kept:
-            monitor.load_state_dict(kept[1])
+            self._take_up(run, monitor, kept)
         return self.phase(run) | {"undecided": monitor.undecided() if kept else {}}
 
     def series(
@@ -288,9 +289,20 @@ class LikelihoodService:
         kept = self.store.load_monitor(run, before)
         alarms: list[dict] = []
         if kept:
-            monitor.load_state_dict(kept[1])
+            self._take_up(run, monitor, kept)
             alarms = _as_of(self.store.alarms(run), kept[0])
         return RunWatch(monitor, {}, alarms=alarms), kept[0] + 1 if kept else 0
+
+    def _take_up(self, run: str, monitor: PhaseMonitor, kept: tuple[int, dict[str, Any]]) -> None:
+        """A kept state, by its step. Earlier versions did not count the values of each metric: they are
+        counted in what is stored, or what a run cannot be judged by would be forgotten."""
+        step, state = kept
+        monitor.load_state_dict(state)
+        if monitor.counts:
+            return
+        first = self.store.info(run).first_step or 0
+        columns = self.store.columns(run, sorted(READ), first, step) if first <= step else {}
+        monitor.counts = {name: possible_values(name, column) for name, column in columns.items()}
 
     def _stored_from(self, run: str, first: int) -> Iterator[StoredStep]:
         page = self.store.steps(run, first, MAX_STEP, limit=REPLAY)

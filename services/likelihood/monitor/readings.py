@@ -7,7 +7,7 @@ neither good nor bad. Such values are passed over, and what they would have judg
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from services.likelihood.monitor.watch import number
@@ -61,6 +61,11 @@ def impossible(name: str, value: Any) -> bool:
         return False
     low, high = POSSIBLE[name]
     return not low - NOISE <= found <= max(FACTOR * high, NOISE)
+
+
+def possible_values(name: str, values: Iterable[float]) -> int:
+    """How many of a metric's values are finite and not impossible."""
+    return sum(math.isfinite(value) and not impossible(name, value) for value in values)
 
 
 class Readings:
