@@ -282,7 +282,13 @@ def test_what_is_made_is_named_by_the_last_argument_or_by_out(run, tmp_path):
     for n, where in enumerate((["0.jsonl"], ["--out", "1.jsonl"])):
         status, _, err = run("data", "convert", str(questions), *where)
         assert (status, (tmp_path / f"{n}.jsonl").read_text().count("who?")) == (0, 1), err
-    for command, given in (("data convert", [str(questions)]), ("export", ["runs/demo-0"])):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("who? me\n")
+    for n, where in enumerate((["2.jsonl"], ["-o", "3.jsonl"]), 2):
+        status, _, err = run("data", "passages", str(notes), *where)
+        assert (status, (tmp_path / f"{n}.jsonl").read_text().count("who?")) == (0, 1), err
+    commands = ("data convert", [str(questions)]), ("data passages", [str(questions)])
+    for command, given in (*commands, ("export", ["runs/demo-0"])):
         status, _, err = run(*command.split(), *given, "a", "--out", "b")
         assert (status, err) == (
             2,
@@ -290,6 +296,19 @@ def test_what_is_made_is_named_by_the_last_argument_or_by_out(run, tmp_path):
         )
         status, _, err = run(*command.split(), *given)
         assert status == 2 and err.startswith(f"unspiral: {command}: it is not said where to write"), err
+
+
+def test_what_is_written_by_an_argument_is_named_by_out_too():
+    written = {
+        path
+        for path, command in COMMANDS.items()
+        for one in command.params
+        if one.param_type_name == "argument" and (one.metavar in ("DST", "OUT") or " to write" in one.help)
+    }
+    assert written >= {("data", "convert"), ("data", "passages"), ("likelihood", "export"), ("export",)}
+    for path in written:
+        (out,) = [one for one in COMMANDS[path].params if "--out" in one.opts]
+        assert "-o" in out.opts and out.help.startswith("The same as ") and not out.required, path
 
 
 @pytest.mark.parametrize("command", ["eval", "ask", "export", "serve agent"])

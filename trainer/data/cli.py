@@ -28,6 +28,7 @@ from services.contracts import Question
 from trainer.config.schema import Config, load_config
 from trainer.data import documents
 from trainer.data.checks import findings
+from trainer.data.checks.near_top import refuse_without_questions
 from trainer.data.checks.overlap import NEAR, Against, twins
 from trainer.data.columns import Keys
 from trainer.data.convert import convert
@@ -63,6 +64,7 @@ AnswerKey = Annotated[
     typer.Option(metavar="COLUMN", help="Column of the answers, or a key in one, such as metadata.answer."),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
+Out = Annotated[Path | None, typer.Option(help="The same as DST.")]
 
 
 @data_app.command("validate")
@@ -115,6 +117,8 @@ def validate_command(
             _validate_corpus(path, told, of_corpus)
         return
     settings = load_config(config) if config else None
+    if against is not None:
+        refuse_without_questions("--against", against, keys)
     named = keys if against is None else keys.beside(path, against)
     with _told(as_json) as told:
         with progress_on(Console(stderr=True)) as tell:
@@ -330,7 +334,7 @@ def convert_command(
         Path | None,
         typer.Argument(help="File to write: .parquet (Search-R1), .jsonl or .jsonl.gz (FlashRAG)."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The same as DST.")] = None,
+    out: Out = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave malformed rows out and count them.")
     ] = False,
@@ -362,7 +366,8 @@ def passages_command(
             "docs/data.md."
         ),
     ],
-    dst: Annotated[Path, typer.Argument(help="File to write, JSON Lines.")],
+    dst: Annotated[Path | None, typer.Argument(help="File to write, JSON Lines.")] = None,
+    out: Out = None,
     words: Annotated[int, typer.Option(min=10, help="Most words of a passage.")] = 100,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out what cannot be read and count it.")
@@ -372,6 +377,7 @@ def passages_command(
     """Write documents of your own as a corpus of passages. Each passage has whole paragraphs, as far as they
     fit, with the document's title and heading; rows without an id get one, and so do those with the id of an
     earlier one."""
+    dst = one_out("data passages", dst, out)
     refuse_to_replace(str(dst), dst, overwrite, src)
     made = documents.write_passages(src, dst, words=words, skip_bad=skip_bad)
     for lines in ([f"{place}: no text" for place in made.empty], made.left_out, made.renamed):

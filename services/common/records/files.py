@@ -101,7 +101,7 @@ def data_files(path: Path, expected: str = "") -> list[Path]:
         return [path]
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder{expected}")
-    found = [p for p in sorted(path.rglob("*")) if p.is_file() and _holds_data(p.relative_to(path))]
+    found = [p for p in sorted(path.rglob("*")) if p.is_file() and holds_data(p.relative_to(path))]
     if not found:
         documents = any(p.suffix.lower() in DOCUMENTS for p in path.rglob("*"))
         advice = "; `unspiral data passages` makes a corpus of its documents" if documents else ""
@@ -109,7 +109,8 @@ def data_files(path: Path, expected: str = "") -> list[Path]:
     return found
 
 
-def _holds_data(inside: Path) -> bool:
+def holds_data(inside: Path) -> bool:
+    """Whether a file may hold data, by its path inside the folder that was given."""
     if any(part.startswith((".", "_")) for part in inside.parts):
         return False
     return inside.suffix.lower() not in _BESIDE and inside.name.lower() not in _ABOUT
