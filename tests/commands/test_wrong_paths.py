@@ -90,6 +90,6 @@ def test_no_store_is_made_in_a_folder_that_is_not_there(run, place):
             2,
             "",
             f"unspiral: --store {store}: no folder nope; expected a file in a folder that is there (the file "
-            "itself may be new), redis://HOST:PORT/DB, a run's folder, or latest\n",
+            "itself may be new), redis://HOST:PORT/DB, a run's folder, a folder of runs, or latest\n",
         )
     assert not (place / "nope").exists()
