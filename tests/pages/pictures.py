@@ -153,7 +153,7 @@ def views(url: str, runs: list[Path]) -> list[View]:
         View("step", at, ".side .t"),
         View("alarm", f"{at}?rule={alarm['rule']}", ".strip .t.at"),
         View("prompt", f"/runs/{one}/prompts", ".line"),
-        View("evaluations", f"/runs/{one}/evaluations", "li"),
+        View("evaluations", f"/runs/{one}/evaluations", ".listed"),
         View("suite", f"/runs/{one}/evaluations/search7-agent", "table"),
     ]
 

@@ -197,7 +197,7 @@ def test_the_cursor_shows_all_curves_and_a_click_pins_the_step(server, opened):
     assert f"pin={step}" in page.evaluate("location.hash")
     page.locator("#pinned summary").click()
     page.get_by_label("Search the values").fill("own/=")
-    assert page.locator("#pinned tbody tr:visible").all_inner_texts() == ["own/=two\t-2"]
+    assert page.locator("#pinned tbody tr:visible").all_inner_texts() == ["own/=two\t−2"]
     page.get_by_role("button", name="Unpin").click()
     assert "pin=" not in page.evaluate("location.hash")
 

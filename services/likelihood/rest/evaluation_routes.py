@@ -16,13 +16,14 @@ from fastapi import Path as InPath
 from fastapi.responses import FileResponse, HTMLResponse
 
 from services.common.http.faults import described
+from services.common.http.pages import CONTENT_POLICY
+from services.likelihood.rest.evaluation_list import TABLE, list_page
 from services.likelihood.rest.paths import Run
 from services.likelihood.store.base import LikelihoodStore
 from services.likelihood.store.of_folder import FolderStore
 from services.likelihood.store.sqlite.store import SQLiteStore
 
 PAGE = "table.html"
-TABLE = "table.json"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
 Name = Annotated[str, InPath(max_length=255)]
@@ -69,23 +70,8 @@ def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
 
     @app.get("/runs/{run}/evaluations", response_class=HTMLResponse, include_in_schema=False)
     def evaluations(run: Run) -> HTMLResponse:
-        names = pages_of(run)
-        links = "".join(
-            f'<li><a href="evaluations/{quote(name)}">{html.escape(name)}</a></li>' for name in names
-        )
-        back = f"/#runs={quote(quote(run))}"
-        none = "<p>None is in the run's folder. <code>unspiral eval --suite search7</code> makes one.</p>"
-        text = (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Evaluations of '
-            f"{html.escape(run)}: Unspiral</title>"
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            "<style>:root { color-scheme: light dark }"
-            "body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem; overflow-wrap: anywhere }"
-            f'</style></head><body><p><a href="{back}">← run {html.escape(run)}</a></p>'
-            f"<h1>Evaluations of {html.escape(run)}</h1>"
-            f"{f'<ul>{links}</ul>' if names else none}</body></html>"
-        )
-        return HTMLResponse(text, headers=HEADERS)
+        headers = {"Content-Security-Policy": CONTENT_POLICY, "Cache-Control": "no-cache"}
+        return HTMLResponse(list_page(run, pages_of(run)), headers=headers)
 
     @app.get("/runs/{run}/evaluations/{name}", response_class=HTMLResponse, include_in_schema=False)
     def evaluation(run: Run, name: Name) -> HTMLResponse:

@@ -70,10 +70,12 @@
       do {
         // Asked for again after a press: steps that came meanwhile are in it.
         await U.press.over();
+        this.behind = false;
         loaded = await Promise.all(wanted.map((name) => source.load(name, this.window)));
       } while (U.press.on);
       if (turn !== this.turn) return; // they were chosen anew meanwhile
       this.loaded = loaded.filter(Boolean);
+      if (this.behind) this.again();
       this.paint();
       this.remember();
       this.entitle();
@@ -188,6 +190,7 @@
       }
       if (!U.PAPER) U.drawOthers(this, known, !drawn);
       else this.others.section.hidden = true;
+      $("curve-hint").hidden = this.everyChart().every(({ figure }) => figure.hidden);
       U.drawFull();
     },
 
@@ -208,7 +211,8 @@
       const run = this.loaded.find((r) => r.run === data.run);
       if (kind === "step" && run) U.lookAtControl(run);
       if (kind === "reset" || kind === "about" || (kind === "step" && !this.list.some((r) => r.run === data.run))) return this.again();
-      if (!run) return;
+      if (this.wanted.includes(data.run)) this.behind = true; // what is being read meanwhile may lack this
+      if (!run) return U.heardBrief(kind, data);
       if (kind === "event" && data.kind === "evaluation") run.events.push(data), this.again(); // its scores are in the curves
       else if (kind === "step" && repeats(run, data)) this.again();
       else if (kind === "step" && !this.window && U.append(run, data)) this.soon();

@@ -5,6 +5,7 @@
   const POINTS = 1200;
   const FINEST = 20000;
   const HEADLINE = "reward/mean,eval/em_greedy,eval/em_sampled,time/step";
+  const BRIEF = "reward/mean,eval/em_greedy,eval/em_sampled,logp/right,probe/lag,displacement/share_negative";
 
   class FrozenSource {
     constructor(data) {
@@ -17,6 +18,9 @@
     }
     async load(name) {
       return this.data.runs.find((r) => r.run === name);
+    }
+    brief(name) {
+      return this.load(name);
     }
     // The runs in the address, else all.
     preselected(runs, wanted) {
@@ -94,6 +98,12 @@
       const names = wanted.filter((n) => runs.some((r) => r.run === n));
       return wanted.length ? names : runs.filter((r) => !r.hidden).slice(0, 1).map((r) => r.run);
     }
+    // What the table of runs says of one whose curves are not drawn.
+    async brief(name) {
+      const at = `/v1/runs/${encodeURIComponent(name)}`;
+      const [summary, series] = await Promise.all([this.get(`${at}/summary`), this.get(`${at}/series?points=${POINTS}&names=${BRIEF}`)]);
+      return { ...summary, series, bands: [{ phase: summary.phase, first: summary.since, last: summary.last_step }] };
+    }
     // A curve as finely as the service gives it.
     curve(run, name, range) {
       const part = range ? `&first=${Math.max(0, Math.floor(range[0]))}&last=${Math.max(0, Math.ceil(range[1]))}` : "";
@@ -151,12 +161,13 @@
   // What went wrong with a request: what the service said, or that it said nothing.
   U.refused = (error) => (error.status ? (typeof error.detail === "string" ? error.detail : `the service refused (${error.message})`) : `the service did not answer (${error.message})`);
 
+  // Three significant digits; whole numbers, and what is above a thousand, to the unit.
   U.number = (v) => {
     if (v === null || v === undefined || Number.isNaN(v)) return "–";
     const a = Math.abs(v);
     if (a !== 0 && (a < 0.001 || a >= 100000)) return v.toExponential(1).replace(/-/g, "−");
-    if (Number.isInteger(v)) return String(v);
-    return v.toFixed(a < 0.1 ? 4 : a < 10 ? 3 : 1).replace(/^-/, "−");
+    const text = Number.isInteger(v) ? String(v) : a < 999.5 ? v.toPrecision(3) : v.toFixed(0);
+    return text.replace(/^-/, "−");
   };
   U.node = (tag, attributes = {}, ...children) => {
     const out = document.createElement(tag);

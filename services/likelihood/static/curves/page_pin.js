@@ -2,7 +2,8 @@
 (() => {
   "use strict";
   const U = window.Unspiral;
-  const { node, number } = U;
+  const { node } = U;
+  const exact = (v) => (v === null || v === undefined ? "–" : String(Number(v.toPrecision(6))).replace(/-/g, "−"));
   const $ = (id) => document.getElementById(id);
   let wanted = "";
   let asked = 0;
@@ -32,7 +33,7 @@
     links.push(...runs.map((run) => U.promptsLink(run, runs.length > 1)).filter(Boolean));
     const names = [...new Set(found.flatMap((metrics) => Object.keys(metrics || {})))].filter((n) => !U.NOT_CURVES.includes(n)).sort();
     const head = node("tr", {}, node("th", { scope: "col" }, "metric"), ...runs.map((run) => node("th", { scope: "col", class: "n" }, U.titleOf(run))));
-    const rows = names.map((name) => node("tr", { "data-name": name }, node("th", { scope: "row" }, name), ...found.map((metrics) => node("td", { class: "n" }, number(metrics?.[name])))));
+    const rows = names.map((name) => node("tr", { "data-name": name }, node("th", { scope: "row" }, name), ...found.map((metrics) => node("td", { class: "n" }, exact(metrics?.[name])))));
     const values = () => node("details", { open }, node("summary", { "data-keep": "values" }, `${names.length} values`), node("div", { class: "pin-values" }, find, node("table", {}, node("thead", {}, head), node("tbody", {}, ...rows))));
     const missing = runs.filter((_, i) => !found[i]).map((run) => `${U.titleOf(run)} has no step ${pin}`);
     U.redraw($("pinned"), () => [

@@ -4,6 +4,8 @@
   const U = window.Unspiral;
   const { node, number } = U;
 
+  const HELP = "A square is a trajectory, right (✓) or wrong (✗), dashed where it was invalid or cut off; its colour is what the update did to it: orange lost likelihood, blue gained it. Keys: j and k for the next and the previous group, arrows from token to token, m for the one that lost most.";
+
   class Microscope {
     // `on.changed` is told what is shown; `on.step` is asked for another step.
     constructor(root, on) {
@@ -16,9 +18,10 @@
       this.why = node("div", { class: "panel why", hidden: true });
       this.grid = node("div", { class: "groups", role: "group", "aria-label": "Groups of the step" });
       this.note = node("p", { class: "hint", role: "status" });
+      this.help = node("details", { class: "hint reading", open: !matchMedia("(max-width: 800px)").matches }, node("summary", {}, "How to read this"), node("p", {}, HELP));
       this.panel = node("section", { class: "panel group-panel", id: "group-panel", tabindex: "-1", "aria-label": "Tokens of a group", hidden: true });
       this.bar = node("div", { class: "readout", role: "status", "aria-live": "polite", hidden: true });
-      root.replaceChildren(this.form, this.why, this.note, this.grid, this.panel, this.bar);
+      root.replaceChildren(this.form, this.why, this.note, this.help, this.grid, this.panel, this.bar);
       this.panel.addEventListener("mouseover", (e) => this.point(e.target, false));
       this.panel.addEventListener("click", (e) => this.point(e.target, true));
       document.addEventListener("keydown", (e) => this.key(e));
@@ -83,7 +86,8 @@
       const { trajectories, matching, more_groups: more, kept_groups: kept, step_groups: had, step_trajectories: all } = this.heads;
       const part = all > trajectories ? ` Shown here are ${kept} of ${had} groups of this step, ${trajectories} of ${all} trajectories${U.source.live ? ": so many are kept token by token (store.trajectory_groups)" : ""}.` : "";
       if (!trajectories) this.note.textContent = `No trajectories of step ${this.step} are kept token by token.`;
-      else this.note.textContent = `${matching === trajectories ? trajectories : `${matching} of ${trajectories}`} ${trajectories === 1 ? "trajectory" : "trajectories"}, ${this.heads.groups.length} group${this.heads.groups.length === 1 ? "" : "s"}${more ? `, and ${more} more groups` : ""}.${part} A square is a trajectory, right (✓) or wrong (✗), dashed where it was invalid or cut off; its colour is what the update did to it: orange lost likelihood, blue gained it. Keys: j and k for the next and the previous group, arrows from token to token, m for the one that lost most.`;
+      else this.note.textContent = `${matching === trajectories ? trajectories : `${matching} of ${trajectories}`} ${trajectories === 1 ? "trajectory" : "trajectories"}, ${this.heads.groups.length} group${this.heads.groups.length === 1 ? "" : "s"}${more ? `, and ${more} more groups` : ""}.${part}`;
+      this.help.hidden = !trajectories;
     }
 
     drawGrid() {
@@ -142,6 +146,8 @@
       this.view = { trajectories: all, heads: shown, a, b, scale: U.scaleOf(all), through: U.samples.through(this.run, all[0]), choose: (side, uid) => this.choose(side, uid) };
       this.draw();
       for (const card of this.grid.children) card.setAttribute("aria-pressed", String(card.dataset.group === group));
+      const pressed = this.grid.querySelector("[aria-pressed=true]");
+      if (pressed) this.grid.scrollLeft = pressed.offsetLeft - this.grid.offsetLeft; // on a phone the groups are one row
       this.drawWhy();
       if (choice.at) this.go(a.uid, choice.at, Boolean(this.filters.rule));
       else this.bar.hidden = true;

@@ -106,7 +106,7 @@
     const kept = U.keptStep(run, step);
     if (kept === null) return null;
     const words = text ?? `See the tokens of step ${kept}`;
-    if (!U.source.live) return U.node("button", { type: "button", class: "tokens-link", onclick: () => U.showSamples(run.run, kept, rule) }, words);
+    if (!U.source.live) return U.node("a", { class: "tokens-link", href: "#sample-panel", onclick: (e) => (e.preventDefault(), U.showSamples(run.run, kept, rule)) }, words);
     const query = rule ? `?rule=${encodeURIComponent(rule)}` : "";
     return U.node("a", { class: "tokens-link", href: `/runs/${encodeURIComponent(run.run)}/steps/${kept}${query}` }, words);
   };

@@ -24,13 +24,16 @@
   // How a curve moves. A change counts from twice its standard error on. It is said against the steps that were looked at, since
   // nothing is known here of the step at which it began.
   U.direction = (points) => {
-    if (points.length < 2 * SPAN) return { word: "too few steps for a direction", sign: "·", unknown: true };
+    if (points.length < 2 * SPAN) return { word: "too few steps for a direction", sign: "", unknown: true };
     const [earlier, last] = compared(points);
     const [now, then] = [mean(last), mean(earlier)];
     const error = Math.sqrt((variance(last, now) + variance(earlier, then)) / SPAN);
-    if (Math.abs(now - then) <= 2 * error || now === then) return { word: `no clear change from ${stepsOf(earlier)}`, sign: "·", flat: true };
+    if (Math.abs(now - then) <= 2 * error || now === then) return { word: `no clear change from ${stepsOf(earlier)}`, sign: "", flat: true };
     return now > then ? { word: `higher than at ${stepsOf(earlier)}`, sign: "↑" } : { word: `lower than at ${stepsOf(earlier)}`, sign: "↓" };
   };
+
+  // An arrow of a line that says a direction; of none nothing stands there.
+  U.arrow = (sign) => (sign ? node("span", { class: "sign", "aria-hidden": "true" }, sign, " ") : null);
 
   // The same as a difference of two means.
   const shiftOf = (points) => {
@@ -74,20 +77,24 @@
     const rewards = known(all, "reward/mean");
     const headline = rewards.length ? U.headline(rewards) : null;
     const scored = SCORES.map(([key, label]) => [key, label, known(all, key)]).filter(([, , scores]) => scores.length).map((one) => U.heldOut(run, ...one));
-    const apart = headline && U.opposite(scored[0], shiftOf(rewards), headline);
+    const [held] = scored;
+    const apart = headline && U.opposite(held, shiftOf(rewards), headline);
     // Where nothing is known of the reward's direction, the held-out score says first what has changed.
     const first = (!headline || headline.unknown) && scored[0]?.scores.length > 1 ? scored.shift() : null;
+    // A reward that clearly goes one way, and a held-out score that clearly goes the other: neither may be read alone.
+    const against = apart && held.clear && !headline.unknown;
     const lines = [];
+    if (against) lines.push(apart);
     if (first) lines.push(U.heldOutFirst(first));
     if (headline) {
       const { word, sign, aside } = headline;
       const few = rewards.slice(-SPAN);
-      lines.push(node("p", { class: first ? null : "big" }, node("span", { class: "sign", "aria-hidden": "true" }, sign), ` ${number(mean(few))} `, node("span", { class: "muted" }, `reward, mean of ${few.length === 1 ? "1 point" : `the last ${few.length} points`}: `), node(first ? "span" : "strong", { class: "direction" }, word)));
+      lines.push(node("p", { class: first ? null : "big" }, U.arrow(sign), `${number(mean(few))} `, node("span", { class: "muted" }, `reward, mean of ${few.length === 1 ? "1 point" : `the last ${few.length} points`}: `), node(first ? "span" : "strong", { class: "direction" }, word)));
       lines.push(node("p", { class: "muted" }, `${number(rewards[rewards.length - 1].value)} at the last step${aside ? `; ${aside}` : `, best mean ${number(best(rewards))}`}.`));
     } else if (!U.begun(run)) lines.push(node("p", { class: "big" }, U.noStep(run)));
     else lines.push(node("p", { class: first ? "muted" : "big" }, "unknown", node("span", { class: "muted" }, ": no reward/mean was posted")));
     for (const one of scored) lines.push(U.heldOutLine(one));
-    if (apart) lines.push(apart);
+    if (apart && !against) lines.push(apart);
     if (run.evaluations?.length) lines.push(node("p", {}, node("a", { href: `/runs/${encodeURIComponent(run.run)}/evaluations` }, run.evaluations.length === 1 ? "1 evaluation of this run" : `${run.evaluations.length} evaluations of this run`)));
     if (U.begun(run) && !SCORES.some(([key]) => all.series[key])) lines.push(node("p", { class: "muted" }, "No held-out score was posted."));
     return lines;

@@ -58,10 +58,10 @@
   // What is said first where the reward says nothing yet. An arrow stands for a change that is more than noise, and for no other.
   U.heldOutFirst = ({ first, last, from, to, label, change, clear, word, noise }) => {
     const bare = (text) => text.replace("at ", "");
-    const sign = clear ? (change > 0 ? "↑" : "↓") : "·";
+    const sign = clear ? (change > 0 ? "↑" : "↓") : "";
     const strong = clear ? `${number(first.value)} → ${number(last.value)}` : word;
     const said = clear ? ` ${label}, ${bare(from)} to ${bare(to)} (${noise})` : ` ${label}: ${number(first.value)} ${from}, ${number(last.value)} ${to} (${noise})`;
-    return node("p", { class: "big" }, node("span", { class: "sign", "aria-hidden": "true" }, sign), " ", node("strong", { class: "direction" }, strong), node("span", { class: "muted" }, said));
+    return node("p", { class: "big" }, U.arrow(sign), node("strong", { class: "direction" }, strong), node("span", { class: "muted" }, said));
   };
 
   // The same in a line of its own, below the reward.

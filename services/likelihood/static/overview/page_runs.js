@@ -21,11 +21,12 @@
     return place;
   }
 
-  function row(info, run) {
+  function row(info, drawn) {
+    const run = drawn || briefs.get(info.run)?.found;
     const latest = (name) => run?.metrics[name] ?? run?.series.series[name]?.mean.findLast((v) => v !== null);
     const standing = (run?.alarms || []).filter((a) => a.cleared === null);
     const box = node("input", { type: "checkbox", "aria-label": info.title ? `${info.title} (${info.run})` : info.run, "data-keep": `show ${info.run}`, onchange: () => U.app.toggle(info.run) });
-    const swatch = node("span", { class: "swatch", style: `background:${run ? run.colour : "transparent"};border:1px solid var(--line)` });
+    const swatch = node("span", { class: "swatch", style: `background:${drawn ? drawn.colour : "transparent"};border:1px solid var(--line)` });
     const names = node("span", { class: "names" }, U.titleOf(info), info.title ? node("span", { class: "muted" }, ` ${info.run}`) : null, info.hidden ? node("span", { class: "muted" }, " (hidden)") : null);
     const tags = (info.tags || []).map((tag) => node("span", { class: "tag" }, tag));
     const change = U.source.live ? node("button", { type: "button", class: "edit", "aria-label": `Change ${info.run}`, title: "title, tags, hide, delete", onclick: () => U.manage(info) }, "⋯") : null;
@@ -34,14 +35,50 @@
     const values = [latest("reward/mean"), score, latest("logp/right"), latest("probe/lag"), latest("displacement/share_negative")];
     return node(
       "tr",
-      { class: run ? null : "off" },
+      { class: drawn ? null : "off" },
       node("th", { scope: "row" }, node("label", {}, box, swatch, names), ...tags, change),
-      node("td", {}, run ? U.chip(run.phase, U.begun(run) ? ` since ${run.since}` : `, ${U.noStep(run)}`) : node("span", { class: "muted" }, "not shown")),
-      value(2, run ? lastStep(run) : number(info.last_step)),
+      node("td", {}, run ? U.chip(run.phase, U.begun(run) ? ` since ${run.since}` : `, ${U.noStep(run)}`) : node("span", { class: "muted" }, "–")),
+      value(2, drawn ? lastStep(drawn) : number(run ? run.last_step : info.last_step)),
       ...values.map((v, i) => value(3 + i, number(v))),
       value(8, run ? (standing.length ? String(standing.length) : "none") : "–"),
     );
   }
+
+  // What is known of the runs that are not drawn, by run: read a few at a time, while their rows are shown.
+  const briefs = new Map();
+  const AT_ONCE = 4;
+  let reading = 0;
+  let due = null;
+  function readBriefs(infos) {
+    for (const info of infos) {
+      if (reading >= AT_ONCE) return;
+      const updated = info.updated ?? 0; // nothing comes to a report
+      const seen = briefs.get(info.run);
+      if (seen?.busy || seen?.updated >= updated) continue;
+      const kept = { found: seen?.found, updated, busy: true };
+      briefs.set(info.run, kept);
+      reading++;
+      const read = U.source.brief(info.run).then((found) => (kept.found = found), () => null); // deleted meanwhile: the list follows
+      read.then(() => {
+        reading--;
+        kept.busy = false;
+        U.drawRuns(U.app.list, U.app.loaded);
+      });
+    }
+  }
+
+  // A step, or an alarm, of a run that is not drawn.
+  U.heardBrief = (kind, data) => {
+    const kept = briefs.get(data.run);
+    const tells = kind === "step" || kind === "alarm" || kind === "cleared" || (kind === "event" && data.kind === "evaluation");
+    if (!kept || !tells) return;
+    if (kept.busy || kind !== "step" || !kept.found || !U.append(kept.found, data)) kept.updated = -1; // read anew
+    due ||= setTimeout(async () => {
+      await U.press.over();
+      due = null;
+      U.drawRuns(U.app.list, U.app.loaded);
+    }, 400);
+  };
 
   // A row that is there already stays in its place with all that has not changed: a key or a button that is pressed while a step
   // comes belongs to the same element when it is let go.
@@ -73,6 +110,7 @@
     const chosen = new Map(loaded.map((r) => [r.run, r]));
     const hidden = list.filter((info) => info.hidden && !chosen.has(info.run));
     const shown = list.filter((info) => chosen.has(info.run) || ((withHidden || !info.hidden) && fits(info)));
+    if (U.app.turn) readBriefs(shown.filter((info) => !chosen.has(info.run) && !U.app.wanted.includes(info.run)));
     rows = new Map(shown.map((info) => [info.run, placed(info, chosen.get(info.run))]));
     U.redraw(body, ...rows.values());
     more.textContent = withHidden ? "Leave hidden runs out" : `Show ${hidden.length} hidden`;
