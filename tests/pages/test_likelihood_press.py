@@ -28,7 +28,7 @@ def live(run: Going, browser, address: str = "#runs=falls"):
 def press(page, place, during) -> None:
     """Press a place with the mouse, and let it go after something that makes the page draw. What an earlier
     press held up is drawn first: it may move the place away from under the mouse."""
-    until(page, "!Unspiral.app.due && !Unspiral.app.rereading")
+    until(page, "!Unspiral.app?.due && !Unspiral.app?.rereading")  # only the live page draws by itself
     place.hover()
     before = page.evaluate("window.asked")
     page.mouse.down()
