@@ -43,6 +43,10 @@ def test_the_false_alarms_of_collapse_bench_are_on_the_monitors_page_too():
     held_out, _, looked_at = made.partition("**Looked at**")
     assert f"have {_false_alarms(looked_at)} in the runs that were looked at" in SAID
     assert f"and {_false_alarms(held_out)} in those held out" in SAID
+    for kind in ("paid_for_form", "lucky_garbage"):
+        (row,) = [line for line in held_out.splitlines() if line.startswith(f"| `{kind}` |")]
+        named = row.split(" | ")[4].partition(" (")[0]
+        assert f"`{kind}` in {named}" in SAID, "what the rule made from the other runs does on new ones"
 
 
 def _false_alarms(table: str) -> str:
