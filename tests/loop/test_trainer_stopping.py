@@ -166,8 +166,8 @@ def test_the_grace_does_not_cut_the_checkpoint_that_is_due_after_the_step(tmp_pa
     made, asked, over = system(tmp_path), [], threading.Event()
     save, end_of_grace = made.learner.save, StopSignals._end_of_grace
 
-    def ends(stop, seconds):
-        end_of_grace(stop, seconds)
+    def ends(stop, *of):
+        end_of_grace(stop, *of)
         over.set()
 
     def slow(path, state):

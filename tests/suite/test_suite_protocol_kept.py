@@ -2,6 +2,7 @@
 
 import json
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -102,7 +103,7 @@ def test_eval_keeps_how_it_asked(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluate, "served", served)
     monkeypatch.setattr(evaluate, "evaluate", answered)
     monkeypatch.setattr(evaluate, "weights_digest", lambda folder: "ab12")
-    monkeypatch.setattr("trainer.data.models.resolve", lambda path: path)
+    monkeypatch.setattr("trainer.data.models.resolve", Path)
     raw = {
         "model": {"path": "m"},
         "data": {"train": "t", "eval": "e"},
