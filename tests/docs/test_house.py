@@ -20,6 +20,8 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 """
 
+TEXTS = (".py", ".md", ".js", ".css", ".html", ".sh", ".yaml", ".yml", ".toml", ".json", ".Dockerfile")
+
 
 def without(absent, code):
     """Run code in a fresh interpreter in which the named packages cannot be imported."""
@@ -159,6 +161,16 @@ def test_files_stay_small_enough_to_read():
         if (n := len(p.read_text(encoding="utf-8").splitlines())) > 450
     ]
     assert long == []
+
+
+def test_no_file_holds_the_marks_of_a_merge():
+    places = [ROOT, *(ROOT / room for room in ("docs", "deploy", "examples", "benchmarks", ".ci"))]
+    places += [ROOT / room for room in ("trainer", "services", "retriever_service", "tests")]
+    files = {p for place in places for p in (place.glob("*") if place == ROOT else place.rglob("*"))}
+    texts = sorted(p for p in files if p.is_file() and p.suffix in TEXTS)
+    assert len(texts) > 1000
+    marks = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)
+    assert [str(p) for p in texts if marks.search(p.read_text(encoding="utf-8", errors="replace"))] == []
 
 
 def test_no_module_imports_itself_by_way_of_others():
