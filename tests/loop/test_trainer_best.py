@@ -102,18 +102,26 @@ def test_the_best_checkpoint_outlives_newer_ones_and_is_found_by_its_name(tmp_pa
     run = tmp_path / "runs" / "r"
     checkpoints(run, 2, 4, 6)
     (run / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match=r"checkpoint best: runs/r keeps none \(see trainer.keep_best\)"):
+    with pytest.raises(
+        UserError, match=r"best: runs/r keeps none: trainer\.keep_best=true makes it"
+    ):
         find("best")
     made_by = "no such .*folder; the run kept none: trainer.keep_best=true makes it, by held-out scores"
     for name in (find, lambda given: checkpoint_of(given, run)):
         with pytest.raises(UserError, match=f"runs/r/checkpoints/best: {made_by}"):
             name("runs/r/checkpoints/best")
+    (run / "summary.json").write_text(json.dumps({"best": {"step": 0, "score": 0.75, "by": "em"}}))
+    before = "its best held-out score, 0.750, is that before training, of which there is no checkpoint"
+    for name in ("best", "runs/r/checkpoints/best"):
+        with pytest.raises(UserError, match=before):
+            find(name)
     with pytest.raises(UserError) as absent:  # of a run that is not there, nothing is known
         find("runs/s/checkpoints/best")
     assert "keep_best" not in str(absent.value)
     best = Best(step=2, score=0.5)
     best.keep(run, TrainerSettings(keep_best=True, keep_checkpoints=1))
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["best", "step_000002", "step_000006"]
+    assert checkpoint_of("best", run) == run / "checkpoints" / "step_000002"
     for given in ("best", "runs/r/checkpoints/best"):
         assert find(given).resolve() == run / "checkpoints" / "step_000002"
     assert find("latest").name == find("runs/r").name == "step_000006"

@@ -38,6 +38,7 @@ from services.common.runs.paths import (
     near_run,
     newest_run,
     run_folder,
+    why_no_best,
 )
 from trainer.learner.tensor_files import INDEX, write_json
 
@@ -163,7 +164,7 @@ def find(given: str | Path, run: Path | None = None) -> Path:
         run = run or newest_run()
         if str(given) == BEST:
             if (best := best_of(run)) is None:
-                raise UserError(f"checkpoint best: {run} keeps none (see trainer.keep_best)")
+                raise UserError(f"checkpoint best: {run} keeps none: {why_no_best(run)}")
             return best
     else:
         if not path.exists():

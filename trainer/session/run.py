@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from services.common.errors import UserError
 from services.common.printing.console import Console
 from services.common.processes import signals
-from services.common.runs.paths import in_runs, last_step, near_run, runs_like
+from services.common.runs.paths import BEST, in_runs, last_step, near_run, runs_like
 from services.likelihood.exports.report import write_report
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config
@@ -43,16 +43,17 @@ SAVE_SECONDS = 120.0
 
 
 def checkpoint_of(resume: str, folder: Path) -> Path | None:
-    """`latest` (None where the run has no checkpoint yet: it starts anew) or a path. Raises UserError."""
+    """`latest` (None where the run has no checkpoint yet: it starts anew), `best` of the run, or a path.
+    Raises UserError."""
     if resume == "latest":
         return latest(folder)
-    accepted = f"latest, a run's folder, or one such as {folder}/checkpoints/step_000010"
+    accepted = f"latest, best, a run's folder, or one such as {folder}/checkpoints/step_000010"
     if not resume.strip():  # an unset variable of a script; to begin anew would remove what is there
         raise UserError(f"--resume: given without a value; accepted: {accepted}")
-    if not in_runs(resume).exists():
+    if resume != BEST and not in_runs(resume).exists():
         near = near_run(Path(resume))
         raise UserError(f"--resume {resume}: no such checkpoint folder{near}; accepted: {accepted}")
-    found = find(resume)
+    found = find(resume, folder)
     own = None if lies_in(found, folder) else latest(folder, checksums=False)
     if own:
         raise UserError(

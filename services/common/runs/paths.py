@@ -7,7 +7,7 @@ import errno
 from collections.abc import Iterable
 from pathlib import Path
 
-from services.common.files import json_lines
+from services.common.files import hints, json_lines
 from services.common.names import nearest
 from services.common.users_files import refuse_to_lose
 
@@ -113,7 +113,7 @@ def near_run(path: Path, runs: Path = RUNS) -> str:
     """`; did you mean runs/demo-0?` where a run beside the path, or in `runs`, has a name like it, and what
     makes `RUN/checkpoints/best`; otherwise nothing."""
     if path.name == BEST and path.parent.name == CHECKPOINTS and path.parent.is_dir():
-        return "; the run kept none: trainer.keep_best=true makes it, by held-out scores during the run"
+        return f"; the run kept none: {why_no_best(path.parent.parent)}"
     folders = {
         str(f) for place in {path.parent, runs} if place.is_dir() for f in place.iterdir() if is_run(f)
     }
@@ -121,3 +121,14 @@ def near_run(path: Path, runs: Path = RUNS) -> str:
     if near is None and folders:
         return "; `unspiral runs` lists those that are there"
     return next((f"; did you mean {f}?" for f in sorted(folders) if Path(f).name == near), "")
+
+
+def why_no_best(run: Path) -> str:
+    """Why a run keeps no checkpoint of its best held-out score, as far as its summary tells."""
+    best = hints(run / "summary.json").get("best")
+    if isinstance(best, dict) and best.get("step") == 0 and isinstance(best.get("score"), float):
+        return (
+            f"its best held-out score, {best['score']:.3f}, is that before training, of which there is no "
+            f"checkpoint; `{LATEST}` is the newest one"
+        )
+    return "trainer.keep_best=true makes it, by held-out scores during the run"
