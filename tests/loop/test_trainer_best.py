@@ -102,9 +102,7 @@ def test_the_best_checkpoint_outlives_newer_ones_and_is_found_by_its_name(tmp_pa
     run = tmp_path / "runs" / "r"
     checkpoints(run, 2, 4, 6)
     (run / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(
-        UserError, match=r"best: runs/r keeps none: trainer\.keep_best=true makes it"
-    ):
+    with pytest.raises(UserError, match=r"best: runs/r keeps none: trainer\.keep_best=true makes it"):
         find("best")
     made_by = "no such .*folder; the run kept none: trainer.keep_best=true makes it, by held-out scores"
     for name in (find, lambda given: checkpoint_of(given, run)):
