@@ -34,6 +34,7 @@ from trainer.data.columns import Keys
 from trainer.data.convert import convert
 from trainer.data.models import aside, fetch
 from trainer.data.questions import NO_KEYS, BadRow, Report, parsed, validate
+from trainer.data.relative_paths import looked_for
 
 if TYPE_CHECKING:
     from retriever_service.index_folder import corpus
@@ -130,7 +131,8 @@ def validate_command(
         _say_findings(report)
         same = _list_twins(path, against, keys, told) if against is not None and report.good else 0
         if report.good and (index or settings):
-            _look_up(path, named, index, topk, limit, settings, told)
+            with looked_for(config, settings) if config and settings else nullcontext():
+                _look_up(path, named, index, topk, limit, settings, told)
         if report.problems:
             raise UserError(f"{path}: {report.total_line}")
         if same:
