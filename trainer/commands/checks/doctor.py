@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,7 +19,6 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
-from retriever_service.index_folder.corpus import read_corpus
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.extras import how_to_install
@@ -29,21 +27,17 @@ from services.common.printing.console import Console
 from services.common.processes import host_limits
 from trainer.commands.checks import doctor_roles as roles
 from trainer.commands.checks import listeners
+from trainer.commands.checks.doctor_files import check_files
 from trainer.commands.checks.doctor_parts import check_leak, check_parts
-from trainer.commands.checks.findings import GIB, Finding, judged, status_of, tried
+from trainer.commands.checks.findings import GIB, Finding, judged, status_of
 from trainer.commands.checks.leftovers import find_leftovers
 from trainer.commands.options import Overrides
 from trainer.commands.version import version
 from trainer.config.gpus_needed import lack_of_gpus
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config, load_config
-from trainer.data.questions import BadRow, parsed
-from trainer.lab.demo import lab_name
 from trainer.session.gpus import gpus_here
-from trainer.session.preflight.retrievers import check_index, indexes_of, keys_of
 
-LOOKED_AT = 1000
-"""Rows of a question file that are read."""
 NAMES = 24
 """Columns for the name of a finding; a longer one pushes its line."""
 LEFT_BEHIND = "left behind"
@@ -259,49 +253,12 @@ def check_address(key: str, url: str) -> Iterator[Finding]:
         yield Finding(key, "bad", url, f"does not answer from here: {reason}")
 
 
-def _questions_of(key: str, value: str, skip_bad: bool) -> Finding:
-    """Whether the first rows of a question file are questions."""
-    rows = tried(key, value, lambda: list(islice(parsed(Path(value)), LOOKED_AT)))
-    if isinstance(rows, Finding):
-        return rows
-    bad = [row for row in rows if isinstance(row, BadRow)]
-    seen = f"{value}: {counted(len(rows) - len(bad), 'question')} in {counted(len(rows), 'row')}"
-    if len(rows) == LOOKED_AT:
-        seen += " at its start"
-    if not bad and rows:
-        return Finding(key, "good", seen)
-    why = f"{bad[0]}; unspiral data validate {value} lists all" if bad else "it is empty"
-    return Finding(key, "note" if skip_bad and len(bad) < len(rows) else "bad", seen, why)
-
-
 def check_config(path: Path, config: Config) -> Iterator[Finding]:
     """The files and services that a configuration names."""
     yield Finding("configuration", "good", str(path))
     for remark in remarks(config):
         yield Finding("configuration", "note", remark)
-    held_out = config.evaluation.retriever
-    files = {
-        "data.train": config.data.train,
-        "data.eval": config.data.eval,
-        "retriever.corpus": config.retriever.corpus,
-        "evaluation.retriever.corpus": held_out.corpus if held_out else None,
-    }
-    for key, value in ({"model.path": config.model.path} | files).items():
-        if value and key in files and value.startswith("lab:"):
-            if isinstance(found := tried(key, value, lab_name, value), Finding):
-                yield found
-        elif value and "/" in value and not Path(value).exists():
-            yield Finding(key, "bad", value, "no such file or folder")
-        elif value and key.startswith("data.") and Path(value).exists():
-            yield _questions_of(key, value, config.data.skip_bad)
-    for key, folder in indexes_of(config).items():
-        refused = tried(key, folder, check_index, key, folder)
-        yield refused if isinstance(refused, Finding) else Finding(key, "good", folder)
-    for key, searched in (("retriever", config.retriever), ("evaluation.retriever", held_out)):
-        if searched and searched.corpus and Path(searched.corpus).exists():
-            rows = read_corpus(searched.corpus, skip_bad=searched.skip_bad, keys=keys_of(searched))
-            if isinstance(first := tried(f"{key}.corpus", searched.corpus, next, rows, None), Finding):
-                yield first
+    yield from check_files(path, config)
     if lack := lack_of_gpus(config, gpus_here()):
         # A cluster that is joined has other machines.
         yield Finding("GPUs", "note" if os.environ.get("RAY_ADDRESS") else "bad", *lack)
