@@ -43,7 +43,13 @@ NAMES = 24
 LEFT_BEHIND = "left behind"
 Check = Callable[[], Iterator[Finding]]
 
-PORTS = {8000: "retriever", 8100: "likelihood", 8200: "control plane", 8265: "Ray's dashboard"}
+PORTS = {
+    8000: "`unspiral serve retriever` needs another: --port",
+    8100: "`unspiral serve likelihood` needs another: --port",
+    8200: "`unspiral serve control` needs another: --port",
+    8265: "the dashboard of `ray start --head` needs another: --dashboard-port",
+}
+"""Ports that services take unless told otherwise, and what to do where one is in use."""
 PACKAGES = {
     "retriever": ("numba", "fastapi", "uvicorn"),
     "training": ("torch", "ray", "deepspeed", "transformers"),
@@ -163,12 +169,25 @@ def check_leftovers(run_folders: list[Path], clean: bool) -> Iterator[Finding]:
             yield Finding(LEFT_BEHIND, "good", f"removed: {leftover.what}")
 
 
+def _is_free(port: int) -> bool:
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) != 0
+
+
 def check_ports() -> Iterator[Finding]:
-    for port, service in PORTS.items():
-        with socket.socket() as s:
-            free = s.connect_ex(("127.0.0.1", port)) != 0
-        advice = f"{service} would need another: --port"
+    """Ports of the services that are started alone. A run takes free ones by itself."""
+    for port, advice in PORTS.items():
+        free = _is_free(port)
+        advice = f"{advice}; a run takes any free port by itself"
         yield judged(f"port {port}", free, "free" if free else "in use", advice, "note")
+
+
+def check_control_port(config: Config) -> Iterator[Finding]:
+    """What a run does where the one port that it is told is in use."""
+    port = config.control.port
+    if config.control.enabled and port and not _is_free(port):
+        seen = f"{port} is in use: the run takes any free port by itself, and `unspiral status` finds it"
+        yield Finding("control.port", "good", typed(seen))
 
 
 def check_memory() -> Iterator[Finding]:
@@ -286,10 +305,15 @@ def run_doctor(
     if overrides and not path:
         raise UserError(f"doctor: {' '.join(overrides)} changes a configuration; give it by --config FILE")
     config = load_config(path, overrides) if path else None
-    asked = (
-        [*check_config(path, config), *check_parts(config), *check_leak(config)] if path and config else []
-    )
-    machine = [finding for check in checks_of(role) for finding in check()]
+    asked: list[Finding] = []
+    if path and config:
+        asked += check_config(path, config)
+        asked += check_parts(config)
+        asked += check_leak(config)
+        asked += check_control_port(config)
+    # Beside a configuration the ports of services that are started alone are of no interest.
+    checks = [check for check in checks_of(role) if not (config and check is check_ports)]
+    machine = [finding for check in checks for finding in check()]
     if role == "workstation" or clean:
         host = config.control.host if config else os.environ.get("UNSPIRAL_CONTROL_HOST", "127.0.0.1")
         folders = {Path("runs"), *([Path(config.run.dir)] if config else [])}
