@@ -56,6 +56,8 @@ model_app = typer.Typer(
 
 ODDLY = "like UTF-8 that was read as another encoding"
 SHOWN_PROBLEMS = 10
+LONG_REASON = 120
+"""Characters from which on a reason is told once."""
 SHOWN_ALIKE = 3
 QuestionKey = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Column of the question, if it has a name of its own.")
@@ -311,10 +313,21 @@ def _list_twins(path: Path, against: Path, keys: Keys, told: dict[str, Any]) -> 
 
 
 def _list_problems(report: Report) -> None:
-    """The malformed rows: some of each reason, so that a column's name says itself a few times only."""
+    """The malformed rows: some of each reason, so that a column's name says itself a few times only. A long
+    reason is told once: the most frequent one by the last line, which all commands print."""
+    last = next(iter(report.reasons.most_common(1)), ("", 0))[0]
     for reason, count in report.reasons.most_common(SHOWN_PROBLEMS):
-        alike = [line for line in report.problems if line.endswith(f": {reason}")]
-        for line in alike[:SHOWN_ALIKE]:
+        alike = [line for line in report.problems if line.endswith(f": {reason}")][:SHOWN_ALIKE]
+        if count > 1 and len(reason) > LONG_REASON:
+            if reason == last:
+                if count == len(report.problems) and not report.good:  # the file is described, not its rows
+                    continue
+                told = "malformed, as the last line says"
+            else:
+                typer.echo(harmless(alike.pop(0)))
+                told = "the same"
+            alike = [f"{line.removesuffix(reason)}{told}" for line in alike]
+        for line in alike:
             typer.echo(harmless(line))
         if count > SHOWN_ALIKE:
             typer.echo(f"... and {count - SHOWN_ALIKE:,} more for this reason")
