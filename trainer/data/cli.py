@@ -387,6 +387,9 @@ def passages_command(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out what cannot be read and count it.")
     ] = False,
+    text_key: TextKey = None,
+    title_key: TitleKey = None,
+    id_key: IdKey = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Write documents of your own as a corpus of passages. Each passage has whole paragraphs, as far as they
@@ -394,7 +397,8 @@ def passages_command(
     earlier one."""
     dst = one_out("data passages", dst, out)
     refuse_to_replace(str(dst), dst, overwrite, src)
-    made = documents.write_passages(src, dst, words=words, skip_bad=skip_bad)
+    keys = CorpusKeys(text_key, title_key, id_key)
+    made = documents.write_passages(src, dst, words=words, skip_bad=skip_bad, keys=keys)
     for lines in ([f"{place}: no text" for place in made.empty], made.left_out, made.renamed):
         _list(lines)
     lengths = sorted(made.words)
