@@ -53,7 +53,9 @@ def _report(out: Path, info: IndexInfo, *, left_out: bool = True) -> None:
     )
     if info.skipped and left_out:
         left = counted(info.skipped, "line was", "lines were")
-        text = f"{left} left out, malformed or with the id of an earlier one, which is kept; the first:"
+        shown = len(info.skipped_reasons)
+        some = f"; the first {shown}" if shown < info.skipped else ""
+        text = f"{left} left out, malformed or with the id of an earlier one, which is kept{some}:"
         for line in (text, *info.skipped_reasons):
             _err.print(line, markup=False, soft_wrap=True)
 

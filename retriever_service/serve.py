@@ -198,6 +198,7 @@ def serve_retriever(
             settings,
             lambda url, what: say(f"loading {what} at {url}"),
             lambda url: say(f"ready at {url}, documentation at {url}/docs"),
+            say,
         )
     )
 

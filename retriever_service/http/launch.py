@@ -20,6 +20,7 @@ from uvicorn.config import STARTUP_FAILURE
 from retriever_service.http.server import create_app
 from retriever_service.http.service import Service
 from retriever_service.http.standby import Crew, Standby
+from retriever_service.http.still_loading import Cut, Say, telling
 from retriever_service.search.backends import check_settings
 from retriever_service.search.search_index import SearchIndex
 from retriever_service.settings import ServerSettings
@@ -87,11 +88,13 @@ def run(
     settings: ServerSettings,
     on_start: Callable[[str, str], None] = lambda url, what: None,
     on_ready: Callable[[str], None] = lambda url: None,
+    say: Say = lambda line: None,
 ) -> int:
     """Serve in this process, or under it, until SIGINT or SIGTERM, and return the exit status (130, 143).
 
     `on_start` is told the address and what is searched, when it listens; `on_ready` the address, when the
-    index is loaded (by the first worker of several). Raises UserError, IndexInvalid and EnvironmentLacks
+    index is loaded (by the first worker of several); `say` every 15 s what is still loading, and that a
+    signal cut it off. Raises UserError, IndexInvalid and EnvironmentLacks
     before it listens, or later if the index turns out not to open.
     """
     _check_host(settings)
@@ -101,16 +104,16 @@ def run(
         url = url_of(settings.host, sock)
         on_start(url, what)
 
-    if settings.workers > 1:
-        return _run_workers(settings, what, announce, on_ready)
-    return _run_one(settings, what, announce, on_ready)
+    run_all = _run_workers if settings.workers > 1 else _run_one
+    return run_all(settings, what, announce, Cut(on_ready), say)
 
 
 def _run_one(
     settings: ServerSettings,
     what: str,
     announce: Callable[[socket.socket], None],
-    on_ready: Callable[[str], None],
+    cut: Cut,
+    say: Say,
 ) -> int:
     services: list[Service] = []
 
@@ -119,15 +122,20 @@ def _run_one(
         sock = parts.enter_context(closing(bind(settings.host, settings.port, WHAT)))
         app = create_app(settings)
         app.state.on_failure = lambda error: app.state.end()
-        app.state.on_ready = lambda: on_ready(url_of(settings.host, sock))
+        app.state.on_ready = lambda: cut.ready(url_of(settings.host, sock))
         app.state.service.what = what
         services.append(app.state.service)
         return app, sock
 
-    status = run_until_signal(assembled, announce, _manner(settings))
+    def loading() -> str:
+        return services[0].loading if services and services[0].failure is None else ""
+
+    with telling(loading, say):
+        status = run_until_signal(assembled, announce, _manner(settings))
     (service,) = services
     if service.failure:
         raise service.failure
+    cut.tell(status, say)
     if service.left_running:
         # A search, or the loading of an index, goes on past the drain: the interpreter would wait for it.
         sys.stdout.flush()
@@ -140,13 +148,15 @@ def _run_workers(
     settings: ServerSettings,
     what: str,
     announce: Callable[[socket.socket], None],
-    on_ready: Callable[[str], None],
+    cut: Cut,
+    say: Say,
 ) -> int:
     with ExitStack() as parts:
         received = parts.enter_context(signals.remembered())
         sock = parts.enter_context(closing(bind(settings.host, settings.port, WHAT)))
         announce(sock)
         if received:
+            cut.tell(exit_status(received), say)
             return exit_status(received)
         environment = {
             "PROMETHEUS_MULTIPROC_DIR": parts.enter_context(
@@ -162,14 +172,20 @@ def _run_workers(
         manner = _manner(settings)
         crew = Crew(environment[_CREW_VARIABLE])
         alone = replace(manner, lifespan="off")
-        standby = parts.enter_context(Standby(settings, sock, crew, what, alone, on_ready))
+        standby = parts.enter_context(Standby(settings, sock, crew, what, alone, cut.ready))
 
         def gone(pid: int) -> None:
             mark_process_dead(pid)
             standby.gone(pid)
 
         factory = "retriever_service.http.launch:worker_app"
+
+        def loading() -> str:
+            return "" if crew.any_ready() else "; ".join(filter(None, (what, crew.waits())))
+
+        parts.enter_context(telling(loading, say))
         received += run_workers(factory, settings.workers, sock, WHAT, manner, environment, gone, standby.end)
+        cut.tell(exit_status(received), say)
         return exit_status(received)
 
 

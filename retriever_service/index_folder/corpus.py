@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys
-from retriever_service.index_folder.passages import EXPECTED, NAMED_BY, Row, has_id, parse_row, row_of
+from retriever_service.index_folder.passages import (
+    COLUMNS_EXPECTED,
+    EXPECTED,
+    NAMED_BY,
+    Row,
+    has_id,
+    parse_row,
+    row_of,
+)
 from retriever_service.index_folder.rows import hash_of
 from services.common.counting import counted
 from services.common.errors import UserError
@@ -117,7 +125,8 @@ def _read_lines(
                     row = parse_row(text, line - 1 if numbers else None, keys)
                 except ValueError as error:
                     told = functools.partial(_left_out, path, keys, line, position)
-                    _bad(f"{path}, line {line}", _reason(path, text, error), skip_bad, skipped, told)
+                    reason = _reason(path, text, error)
+                    _bad(f"{path}, line {line}", reason, EXPECTED, skip_bad, skipped, told)
                     continue
                 yield Passage(row.id, row.contents, line, position, row.fields)
         except DAMAGED as error:
@@ -134,6 +143,7 @@ def _read_records(
     numbers: bool,
     keys: CorpusKeys,
 ) -> Iterator[Passage]:
+    is_json = functools.cache(_is_json)
     for number, record in enumerate(read_records(path), 1):
         if number <= start:
             continue
@@ -141,9 +151,14 @@ def _read_records(
             row = _row(record, number - 1 if numbers else None, keys)
         except ValueError as error:
             told = functools.partial(_left_out, path, keys, number, number)
-            _bad(record.place, str(error), skip_bad, skipped, told)
+            expected = EXPECTED if is_json(record.file) else COLUMNS_EXPECTED
+            _bad(record.place, str(error), expected, skip_bad, skipped, told)
             continue
         yield Passage(row.id, row.contents, record.number if alone else number, number, row.fields)
+
+
+def _is_json(file: Path) -> bool:
+    return layout_of(file).format in ("json", "jsonl")
 
 
 def _row(record: Record, number: int | None, keys: CorpusKeys) -> Row:
@@ -221,12 +236,19 @@ def _reason(path: Path, line: bytes, error: ValueError) -> str:
     return str(error)
 
 
-def _bad(place: str, reason: str, skip_bad: bool, skipped: Skipped, left_out: Callable[[], str]) -> None:
+def _bad(
+    place: str,
+    reason: str,
+    expected: str,
+    skip_bad: bool,
+    skipped: Skipped,
+    left_out: Callable[[], str],
+) -> None:
     """Raises UserError, or counts the line. Of a text in another encoding, or with columns of other names, it
-    is the file that is mended or described: to leave its lines out would lose good passages. left_out: as of
-    `_left_out`."""
+    is the file that is mended or described: to leave its lines out would lose good passages. expected: a row
+    in the layout of its file. left_out: as of `_left_out`."""
     of_the_file = reason.startswith("not UTF-8 text; ") or reason.endswith(NAMED_BY)
-    line = f"{place}: {reason}" if of_the_file else f"{place}: {reason}; expected {EXPECTED}"
+    line = f"{place}: {reason}" if of_the_file else f"{place}: {reason}; expected {expected}"
     if not skip_bad:
         raise UserError(line if of_the_file else f"{line}; {left_out()}")
     skipped.add(line)

@@ -16,6 +16,8 @@ from services.common.records import field_of
 from services.common.records.columns import CONTENTS, IDENTITY, QUESTION, plain_name
 
 EXPECTED = '{"id": "0", "contents": "\\"Title\\"\\ntext"}'
+COLUMNS_EXPECTED = "a row with an id and a text, such as the columns id, title, text"
+"""Of a table, Parquet or Arrow."""
 
 
 NAMED_BY = f"a text may be called {', '.join(CONTENTS)}; columns of other names are given by {OPTIONS}"

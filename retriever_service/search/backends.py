@@ -44,7 +44,7 @@ class Backend:
     """What will be searched, in a few words. Raises what is wrong with it, as far as it shows unloaded."""
     open: Callable[[ServerSettings, Reranker | None], SearchIndex]
     open_telling: Callable[[ServerSettings, Reranker | None, Tell], SearchIndex] | None = None
-    """In place of `open`, of a kind that waits for others and says for what."""
+    """In place of `open`, of a kind that says what its opening waits for."""
 
 
 def _check_remote(settings: ServerSettings) -> str:
@@ -132,7 +132,9 @@ def _check_folder(settings: ServerSettings) -> str:
     return f"{counted(info.passages, 'passage')} ({info.backend})"
 
 
-def _open_folder(settings: ServerSettings, reranker: Reranker | None) -> SearchIndex:
+def _open_folder(
+    settings: ServerSettings, reranker: Reranker | None, tell: Tell = lambda line: None
+) -> SearchIndex:
     if not Path(settings.index).exists() and settings.index.endswith(".index"):
         raise IndexInvalid(f"index {settings.index}: no such file")
     return Index(
@@ -145,6 +147,7 @@ def _open_folder(settings: ServerSettings, reranker: Reranker | None) -> SearchI
         dtype=settings.encoder_dtype,
         reranker=reranker,
         rerank_depth=settings.rerank_depth,
+        tell=tell,
     )
 
 
@@ -173,7 +176,7 @@ BACKENDS: tuple[Backend, ...] = (
     Backend("shards", lambda s: s.index.startswith(SHARDS), _check_shards, _open_shards, _open_shards),
     Backend("qdrant", lambda s: s.index.startswith(PREFIX), _check_remote, _open_remote),
     Backend("faiss file", lambda s: Path(s.index).is_file(), _check_file, _open_file),
-    Backend("folder", lambda s: True, _check_folder, _open_folder),
+    Backend("folder", lambda s: True, _check_folder, _open_folder, _open_folder),
 )
 """All kinds; the first that takes the settings is theirs. Only the last takes whatever is left."""
 

@@ -32,6 +32,11 @@ else:
     packed = LazyModule("retriever_service.bm25.packed.search")
 
 
+READING = "reading the index"
+COMPILING = "compiling the search, which later starts load compiled"
+FIRST_QUERY = "searching a first time"
+
+
 @dataclass(frozen=True)
 class _Part:
     """The arguments for opening one part of an index folder."""
@@ -92,7 +97,7 @@ class Index(RankedIndex):
     `model` names another place of the encoder of a dense index, or the encoder itself where the index does
     not name one; `name` is then its family. `dtype` is the number type of the encoder, `gpu` searches on the
     GPUs by FAISS, `on_device` searches by PyTorch, and `reranker` is a cross-encoder that reorders the best
-    `rerank_depth` passages.
+    `rerank_depth` passages. `tell` is told what the opening does.
     """
 
     def __init__(
@@ -107,12 +112,15 @@ class Index(RankedIndex):
         dtype: str = "auto",
         reranker: Reranker | None = None,
         rerank_depth: int = 20,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         folder = Path(folder)
+        tell(READING)
         info = verify(folder, corpus)
         documents, rows = _open_passages(folder, info)
         part = _Part(folder, info, name, model, gpu, on_device, dtype)
         rankers = [OPENERS[kind](part) for kind in BACKENDS[info.backend]]
+        tell(COMPILING if "bm25" in BACKENDS[info.backend] else FIRST_QUERY)
         super().__init__(
             info,
             documents,

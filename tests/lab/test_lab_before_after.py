@@ -5,7 +5,9 @@ import shlex
 from pathlib import Path
 
 import typer
+from places import ROOT
 
+from services.likelihood.cli import _store_of
 from trainer.commands.cli import app
 from trainer.lab.before_after import before_after, next_commands
 
@@ -54,10 +56,10 @@ def test_nothing_learnt_shows_the_first_and_nothing_kept_shows_nothing(tmp_path)
     assert before_after(tmp_path)[0].startswith("one question: q0?")
 
 
-def test_what_to_try_next_are_three_commands_that_exist():
+def test_what_to_try_next_are_four_commands_that_exist():
     index = Path("runs/demo-0/eval_retriever_index")
     made = next_commands(Path("runs/demo-0"), index)
-    assert len(made) == 3
+    assert len(made) == 4
     command = typer.main.get_command(app)
     for line in made:
         words = shlex.split(line, comments=True)
@@ -69,3 +71,18 @@ def test_the_question_that_was_shown_is_asked_where_its_answer_stands(tmp_path):
     kept(tmp_path, "after", [(1.0, "a")])
     asked = shlex.split(next_commands(tmp_path, tmp_path / "held_out")[0], comments=True)
     assert asked[2:] == ["--checkpoint", str(tmp_path), "--retriever", str(tmp_path / "held_out"), "q0?"]
+
+
+def test_the_live_page_of_the_run_can_be_seen_again(tmp_path):
+    (tmp_path / "likelihood.db").touch()
+    (line,) = [line for line in next_commands(tmp_path, tmp_path) if "its live page again" in line]
+    *command, option, store = shlex.split(line, comments=True)
+    assert command == ["unspiral", "serve", "likelihood"] and option == "--store"
+    assert _store_of(store) == str(tmp_path / "likelihood.db")
+
+
+def test_the_readme_shows_what_the_demo_prints():
+    shown = (ROOT / "README.md").read_text()
+    shown = shown[shown.index("\nnext:\n") :]
+    (page,) = [line for line in next_commands(Path("runs/demo-0"), Path("i")) if " serve likelihood " in line]
+    assert f"  .venv/bin/{page}\n" in shown[: shown.index("```")]

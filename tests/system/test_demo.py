@@ -35,7 +35,7 @@ def test_held_out_exact_match_rises(demo):
         ), out
     asked = re.search(r"one question: (.+?)  \(answer: (.+)\)\n  before:\n", out)
     assert asked and re.search(r"-> wrong, \d searches\n  after:\n", out) and "-> right, " in out
-    assert re.search(r"\nnext:\n(  unspiral .+\n){3}", out)
+    assert re.search(r"\nnext:\n(  unspiral .+\n){4}", out)
     report = re.search(r"report: (\S+)", out.splitlines()[-1])
     assert report and (folder / "demo-0" / "report.html").samefile(report[1])
 

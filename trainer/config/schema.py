@@ -36,7 +36,7 @@ from trainer.config.expected import expected
 from trainer.config.held_out_scores import BestBy
 from trainer.config.learner import LearnerSettings
 from trainer.config.run_name import RunName
-from trainer.config.yaml_file import read_sections
+from trainer.config.yaml_file import read_sections, refuse_missing_space
 from trainer.rewards import ACCEPTED, is_kind
 
 
@@ -307,8 +307,7 @@ class Config(Settings):
         if r.workers == "all" or r.workers < self.learner.ranks:
             raise ValueError(
                 "rollout.share_gpus=true needs a number of rollout.workers, at least "
-                f"learner.ranks={self.learner.ranks}: each rank shares a "
-                "worker's GPU"
+                f"learner.ranks={self.learner.ranks}: each rank shares a worker's GPU"
             )
 
     @property
@@ -342,6 +341,7 @@ def override(raw: dict[str, Any], overrides: Iterable[str]) -> None:
 
 def parse_config(raw: dict[str, Any]) -> Config:
     """Validate a nested mapping. Raises UserError with one line for the first mistake."""
+    refuse_missing_space(raw)
     with fitting(lambda error: UserError(_one_line(error))):
         return Config.model_validate(raw)
 
@@ -395,7 +395,7 @@ def _one_line(error: ValidationError) -> str:
     if first["type"] == "literal_error":
         near = nearest(str(first["input"]), re.findall(r"'(.+?)'", first["ctx"]["expected"]))
         given += f"; did you mean {near}?" if near else ""
-    return f"{key}: {message}{given}" if key else f"{message}"
+    return f"{key}: {message}{given}" if key else message
 
 
 def _keys_at(loc: tuple[Any, ...]) -> list[str]:

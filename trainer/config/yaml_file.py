@@ -24,6 +24,17 @@ def read_sections(path: Path) -> dict[str, Any]:
     return raw
 
 
+def refuse_missing_space(raw: dict[str, Any], at: str = "") -> None:
+    """YAML takes `{count:lamp}` for a key `count:lamp` without a value. Raises UserError that says so."""
+    for key, value in raw.items():
+        name, colon, rest = str(key).partition(":")
+        if value is None and colon and rest:
+            where = f"{at}: " if at else ""
+            raise UserError(f"{where}{key}: a space is missing after the colon; expected {{{name}: {rest}}}")
+        if isinstance(value, dict):
+            refuse_missing_space(value, f"{at}.{key}".lstrip("."))
+
+
 def _place_and_problem(error: ValueError) -> str:
     """What follows the file's name, of an error of `parse_yaml`."""
     place, colon, words = str(error).partition(": ")

@@ -34,6 +34,7 @@ from trainer.data.columns import Keys
 from trainer.data.convert import convert
 from trainer.data.models import aside, fetch
 from trainer.data.questions import NO_KEYS, BadRow, Report, parsed, validate
+from trainer.data.relative_paths import looked_for
 
 if TYPE_CHECKING:
     from retriever_service.index_folder import corpus
@@ -55,6 +56,8 @@ model_app = typer.Typer(
 
 ODDLY = "like UTF-8 that was read as another encoding"
 SHOWN_PROBLEMS = 10
+LONG_REASON = 120
+"""Characters from which on a reason is told once."""
 SHOWN_ALIKE = 3
 QuestionKey = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Column of the question, if it has a name of its own.")
@@ -130,7 +133,8 @@ def validate_command(
         _say_findings(report)
         same = _list_twins(path, against, keys, told) if against is not None and report.good else 0
         if report.good and (index or settings):
-            _look_up(path, named, index, topk, limit, settings, told)
+            with looked_for(config, settings) if config and settings else nullcontext():
+                _look_up(path, named, index, topk, limit, settings, told)
         if report.problems:
             raise UserError(f"{path}: {report.total_line}")
         if same:
@@ -309,10 +313,21 @@ def _list_twins(path: Path, against: Path, keys: Keys, told: dict[str, Any]) -> 
 
 
 def _list_problems(report: Report) -> None:
-    """The malformed rows: some of each reason, so that a column's name says itself a few times only."""
+    """The malformed rows: some of each reason, so that a column's name says itself a few times only. A long
+    reason is told once: the most frequent one by the last line, which all commands print."""
+    last = next(iter(report.reasons.most_common(1)), ("", 0))[0]
     for reason, count in report.reasons.most_common(SHOWN_PROBLEMS):
-        alike = [line for line in report.problems if line.endswith(f": {reason}")]
-        for line in alike[:SHOWN_ALIKE]:
+        alike = [line for line in report.problems if line.endswith(f": {reason}")][:SHOWN_ALIKE]
+        if count > 1 and len(reason) > LONG_REASON:
+            if reason == last:
+                if count == len(report.problems) and not report.good:  # the file is described, not its rows
+                    continue
+                told = "malformed, as the last line says"
+            else:
+                typer.echo(harmless(alike.pop(0)))
+                told = "the same"
+            alike = [f"{line.removesuffix(reason)}{told}" for line in alike]
+        for line in alike:
             typer.echo(harmless(line))
         if count > SHOWN_ALIKE:
             typer.echo(f"... and {count - SHOWN_ALIKE:,} more for this reason")
@@ -372,6 +387,9 @@ def passages_command(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out what cannot be read and count it.")
     ] = False,
+    text_key: TextKey = None,
+    title_key: TitleKey = None,
+    id_key: IdKey = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Write documents of your own as a corpus of passages. Each passage has whole paragraphs, as far as they
@@ -379,7 +397,8 @@ def passages_command(
     earlier one."""
     dst = one_out("data passages", dst, out)
     refuse_to_replace(str(dst), dst, overwrite, src)
-    made = documents.write_passages(src, dst, words=words, skip_bad=skip_bad)
+    keys = CorpusKeys(text_key, title_key, id_key)
+    made = documents.write_passages(src, dst, words=words, skip_bad=skip_bad, keys=keys)
     for lines in ([f"{place}: no text" for place in made.empty], made.left_out, made.renamed):
         _list(lines)
     lengths = sorted(made.words)

@@ -11,6 +11,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys
 from services.common.errors import UserError
 from services.common.files import written_aside
 from services.common.records import Record, data_files, field_of, no_utf8, read_records
@@ -65,12 +66,14 @@ class Made:
     """Words of each passage, without its title."""
 
 
-def write_passages(src: Path, dst: Path, *, words: int, skip_bad: bool = False) -> Made:
+def write_passages(
+    src: Path, dst: Path, *, words: int, skip_bad: bool = False, keys: CorpusKeys = NO_KEYS
+) -> Made:
     """Write the passages of all documents of a file or folder to `dst`, JSON Lines, aside and renamed. Each
     has an id of its own: a row whose id stands before gets another one.
 
-    words: most words of a passage. Raises UserError for a file or row that cannot be read (`skip_bad` leaves
-    it out and counts it), and where no passage is made.
+    words: most words of a passage. keys: columns of rows. Raises UserError for a file or row that cannot be
+    read (`skip_bad` leaves it out and counts it), and where no passage is made.
     """
     if src.is_dir() and dst.resolve().is_relative_to(src.resolve()):
         raise UserError(f"{dst}: lies in the folder {src}, which is read; give a file outside of it to write")
@@ -79,7 +82,7 @@ def write_passages(src: Path, dst: Path, *, words: int, skip_bad: bool = False) 
     made = Made()
     taken = Taken()
     with written_aside(dst) as aside, aside.open("w", encoding="utf-8") as out:
-        for document in _documents(src, made):
+        for document in _documents(src, made, keys):
             if isinstance(document, UserError):
                 if not skip_bad:
                     raise UserError(f"{document}; --skip-bad leaves it out")
@@ -119,7 +122,7 @@ def _free_ids(document: Document, passages: int, taken: Taken) -> tuple[str, lis
     return name, ids
 
 
-def _documents(src: Path, made: Made) -> Iterator[Document | UserError]:
+def _documents(src: Path, made: Made, keys: CorpusKeys) -> Iterator[Document | UserError]:
     """Each document, or why it is none."""
     shown: list[Path] = []
     if src.is_file():
@@ -138,6 +141,9 @@ def _documents(src: Path, made: Made) -> Iterator[Document | UserError]:
             )
     else:
         raise UserError(f"{src}: no such file or folder")
+    if files and keys:
+        raise UserError(f"{src}: holds documents; --text-key, --title-key and --id-key go with rows")
+    keys.check(src)
     read = files or data_files(src)
     kind = "document (.md, .rst, .txt)" if files else "data file"
     made.left_out += [f"{file}: left out, no {kind}" for file in shown if file not in read]
@@ -151,7 +157,7 @@ def _documents(src: Path, made: Made) -> Iterator[Document | UserError]:
         return
     for number, record in enumerate(read_records(src)):
         try:
-            yield _of_row(record, number)
+            yield _of_row(record, number, keys)
         except UserError as error:
             yield error
 
@@ -187,17 +193,18 @@ def _text(file: Path) -> str:
         raise UserError(f"{file}: no {encoding.upper()} text: byte {error.start} is none of it") from None
 
 
-def _of_row(record: Record, number: int) -> Document:
+def _of_row(record: Record, number: int, keys: CorpusKeys) -> Document:
     if record.fields is None:
         raise UserError(f"{record.place}: {record.problem}")
-    row = record.fields
+    row = keys.applied(record.fields)
     found = field_of(row, CONTENTS)
     if found is None:
         empty = next((name for name in row if plain_name(name) in CONTENTS), None)
         found = None if empty is None else (empty, "")
     if found is None or not isinstance(found[1], str):
         columns = ", ".join(map(str, row)) or "none"
-        raise UserError(f"{record.place}: no text; expected one of {', '.join(CONTENTS)}, got {columns}")
+        expected = f"expected one of {', '.join(CONTENTS)}, got {columns}"
+        raise UserError(f"{record.place}: no text; {expected}; --text-key names a column of another name")
     title = field_of(row, ["title"])
     identity = field_of(row, IDENTITY)
     used = {one[0] for one in (found, title, identity) if one is not None}

@@ -17,6 +17,7 @@ def next_commands(run: Path, index: Path) -> list[str]:
     question = shlex.quote(shown[1]["question"]) if shown else "QUESTION"
     return [
         f"unspiral ask --checkpoint {run} --retriever {index} {question}    # or one of your own",
+        f"unspiral serve likelihood --store {run}    # its live page again",
         f"unspiral trajectories diff {run} eval_before_greedy eval_after_greedy    # every question",
         "unspiral init --model MODEL --data QUESTIONS --corpus CORPUS    # your own (docs/tutorial.md)",
     ]

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,7 +19,6 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
-from retriever_service.index_folder.corpus import read_corpus
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.extras import how_to_install
@@ -29,27 +27,29 @@ from services.common.printing.console import Console
 from services.common.processes import host_limits
 from trainer.commands.checks import doctor_roles as roles
 from trainer.commands.checks import listeners
+from trainer.commands.checks.doctor_files import check_files
 from trainer.commands.checks.doctor_parts import check_leak, check_parts
-from trainer.commands.checks.findings import GIB, Finding, judged, status_of, tried
+from trainer.commands.checks.findings import GIB, Finding, judged, status_of
 from trainer.commands.checks.leftovers import find_leftovers
 from trainer.commands.options import Overrides
 from trainer.commands.version import version
 from trainer.config.gpus_needed import lack_of_gpus
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config, load_config
-from trainer.data.questions import BadRow, parsed
-from trainer.lab.demo import lab_name
 from trainer.session.gpus import gpus_here
-from trainer.session.preflight.retrievers import check_index, indexes_of, keys_of
 
-LOOKED_AT = 1000
-"""Rows of a question file that are read."""
 NAMES = 24
 """Columns for the name of a finding; a longer one pushes its line."""
 LEFT_BEHIND = "left behind"
 Check = Callable[[], Iterator[Finding]]
 
-PORTS = {8000: "retriever", 8100: "likelihood", 8200: "control plane", 8265: "Ray's dashboard"}
+PORTS = {
+    8000: "`unspiral serve retriever` needs another: --port",
+    8100: "`unspiral serve likelihood` needs another: --port",
+    8200: "`unspiral serve control` needs another: --port",
+    8265: "the dashboard of `ray start --head` needs another: --dashboard-port",
+}
+"""Ports that services take unless told otherwise, and what to do where one is in use."""
 PACKAGES = {
     "retriever": ("numba", "fastapi", "uvicorn"),
     "training": ("torch", "ray", "deepspeed", "transformers"),
@@ -169,12 +169,25 @@ def check_leftovers(run_folders: list[Path], clean: bool) -> Iterator[Finding]:
             yield Finding(LEFT_BEHIND, "good", f"removed: {leftover.what}")
 
 
+def _is_free(port: int) -> bool:
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) != 0
+
+
 def check_ports() -> Iterator[Finding]:
-    for port, service in PORTS.items():
-        with socket.socket() as s:
-            free = s.connect_ex(("127.0.0.1", port)) != 0
-        advice = f"{service} would need another: --port"
+    """Ports of the services that are started alone. A run takes free ones by itself."""
+    for port, advice in PORTS.items():
+        free = _is_free(port)
+        advice = f"{advice}; a run takes any free port by itself"
         yield judged(f"port {port}", free, "free" if free else "in use", advice, "note")
+
+
+def check_control_port(config: Config) -> Iterator[Finding]:
+    """What a run does where the one port that it is told is in use."""
+    port = config.control.port
+    if config.control.enabled and port and not _is_free(port):
+        seen = f"{port} is in use: the run takes any free port by itself, and `unspiral status` finds it"
+        yield Finding("control.port", "good", typed(seen))
 
 
 def check_memory() -> Iterator[Finding]:
@@ -259,49 +272,12 @@ def check_address(key: str, url: str) -> Iterator[Finding]:
         yield Finding(key, "bad", url, f"does not answer from here: {reason}")
 
 
-def _questions_of(key: str, value: str, skip_bad: bool) -> Finding:
-    """Whether the first rows of a question file are questions."""
-    rows = tried(key, value, lambda: list(islice(parsed(Path(value)), LOOKED_AT)))
-    if isinstance(rows, Finding):
-        return rows
-    bad = [row for row in rows if isinstance(row, BadRow)]
-    seen = f"{value}: {counted(len(rows) - len(bad), 'question')} in {counted(len(rows), 'row')}"
-    if len(rows) == LOOKED_AT:
-        seen += " at its start"
-    if not bad and rows:
-        return Finding(key, "good", seen)
-    why = f"{bad[0]}; unspiral data validate {value} lists all" if bad else "it is empty"
-    return Finding(key, "note" if skip_bad and len(bad) < len(rows) else "bad", seen, why)
-
-
 def check_config(path: Path, config: Config) -> Iterator[Finding]:
     """The files and services that a configuration names."""
     yield Finding("configuration", "good", str(path))
     for remark in remarks(config):
         yield Finding("configuration", "note", remark)
-    held_out = config.evaluation.retriever
-    files = {
-        "data.train": config.data.train,
-        "data.eval": config.data.eval,
-        "retriever.corpus": config.retriever.corpus,
-        "evaluation.retriever.corpus": held_out.corpus if held_out else None,
-    }
-    for key, value in ({"model.path": config.model.path} | files).items():
-        if value and key in files and value.startswith("lab:"):
-            if isinstance(found := tried(key, value, lab_name, value), Finding):
-                yield found
-        elif value and "/" in value and not Path(value).exists():
-            yield Finding(key, "bad", value, "no such file or folder")
-        elif value and key.startswith("data.") and Path(value).exists():
-            yield _questions_of(key, value, config.data.skip_bad)
-    for key, folder in indexes_of(config).items():
-        refused = tried(key, folder, check_index, key, folder)
-        yield refused if isinstance(refused, Finding) else Finding(key, "good", folder)
-    for key, searched in (("retriever", config.retriever), ("evaluation.retriever", held_out)):
-        if searched and searched.corpus and Path(searched.corpus).exists():
-            rows = read_corpus(searched.corpus, skip_bad=searched.skip_bad, keys=keys_of(searched))
-            if isinstance(first := tried(f"{key}.corpus", searched.corpus, next, rows, None), Finding):
-                yield first
+    yield from check_files(path, config)
     if lack := lack_of_gpus(config, gpus_here()):
         # A cluster that is joined has other machines.
         yield Finding("GPUs", "note" if os.environ.get("RAY_ADDRESS") else "bad", *lack)
@@ -329,10 +305,15 @@ def run_doctor(
     if overrides and not path:
         raise UserError(f"doctor: {' '.join(overrides)} changes a configuration; give it by --config FILE")
     config = load_config(path, overrides) if path else None
-    asked = (
-        [*check_config(path, config), *check_parts(config), *check_leak(config)] if path and config else []
-    )
-    machine = [finding for check in checks_of(role) for finding in check()]
+    asked: list[Finding] = []
+    if path and config:
+        asked += check_config(path, config)
+        asked += check_parts(config)
+        asked += check_leak(config)
+        asked += check_control_port(config)
+    # Beside a configuration the ports of services that are started alone are of no interest.
+    checks = [check for check in checks_of(role) if not (config and check is check_ports)]
+    machine = [finding for check in checks for finding in check()]
     if role == "workstation" or clean:
         host = config.control.host if config else os.environ.get("UNSPIRAL_CONTROL_HOST", "127.0.0.1")
         folders = {Path("runs"), *([Path(config.run.dir)] if config else [])}

@@ -59,8 +59,14 @@ def _prompts(config: Config) -> Finding:
     """Whether the template makes prompts of the first questions that are short enough."""
     train = config.data.train
     folder = _model_here(config.model.path)
-    if folder is None or not Path(train).exists() or importlib.util.find_spec("transformers") is None:
-        why = "transformers, the model or the questions are not here yet; a run checks it when it starts"
+    parts = {
+        "the model": folder is not None and not isinstance(_checked(folder, config), Finding),
+        "data.train": Path(train).exists(),
+        "transformers": importlib.util.find_spec("transformers") is not None,
+    }
+    if folder is None or not all(parts.values()):
+        lacking = " and ".join(part for part, here in parts.items() if not here)
+        why = f"they need {lacking}, not here yet; a run checks them when it starts"
         return Finding("prompts", "note", "not made", why)
     made = tried("prompts", config.rollout.template, _prompts_made, config, folder)
     if isinstance(made, Finding):
@@ -68,9 +74,12 @@ def _prompts(config: Config) -> Finding:
     return Finding("prompts", "good", f"made of the first {counted(made, 'question')}")
 
 
+def _checked(folder: Path, config: Config) -> Path | Finding:
+    return tried("model.path", config.model.path, models.check_folder, folder, config.model.path)
+
+
 def _prompts_made(config: Config, model: Path) -> int:
     """How many. Raises UserError as a run's start does."""
-    models.check_folder(model, config.model.path)
     rows = islice(parsed(Path(config.data.train)), PROMPTS)
     questions = [item[1].question for item in rows if isinstance(item, tuple)]
     loaded = tokenizer.load_tokenizer(model)

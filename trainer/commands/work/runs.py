@@ -32,6 +32,7 @@ from trainer.commands.work.in_words import (
 )
 from trainer.config.schema import Config, load_config
 from trainer.data import models
+from trainer.data.relative_paths import looked_for, where_looked
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
 from trainer.learner.checkpoint import find, latest
 from trainer.learner.export import export_checkpoint
@@ -81,17 +82,18 @@ def train(
     """Train a policy. The run's files go to run.dir/run.name."""
     refuse_run("--resume", overrides or [])
     settings = load_config(config, overrides or [])
-    if resume is None and not allow_changed:  # a resumed run has its folder
-        named_files.check_named_files(settings)
-    check_gpus_here(settings)
     try:
-        summary = running.train(
-            settings,
-            resume=resume,
-            allow_changed=allow_changed or [],
-            console=Console(stderr=True) if as_json else None,
-            code=code_versions(),
-        )
+        with looked_for(config, settings):
+            if resume is None and not allow_changed:  # a resumed run has its folder
+                named_files.check_named_files(settings)
+            check_gpus_here(settings)
+            summary = running.train(
+                settings,
+                resume=resume,
+                allow_changed=allow_changed or [],
+                console=Console(stderr=True) if as_json else None,
+                code=code_versions(),
+            )
     except signals.Stopped as stopped:
         raise stopped.with_advice(what_is_kept(settings.run_dir)) from None
     report = str((settings.run_dir / "report.html").resolve())
@@ -126,16 +128,17 @@ def warm_start(
     from --out."""
     settings = load_config(config, overrides or [])
     try:
-        done = warming.run_warm_start(
-            settings,
-            out,
-            questions=questions,
-            epochs=epochs,
-            batch=batch,
-            lr=lr,
-            trajectories=trajectories,
-            say=_say,
-        )
+        with looked_for(config, settings):
+            done = warming.run_warm_start(
+                settings,
+                out,
+                questions=questions,
+                epochs=epochs,
+                batch=batch,
+                lr=lr,
+                trajectories=trajectories,
+                say=_say,
+            )
     except signals.Stopped as stopped:
         kept = f"written to {out}" if out.exists() else f"no model was written to {out}"
         raise stopped.with_advice(kept) from None
@@ -199,24 +202,26 @@ def evaluate(
     if suite is not None:
         if answers is not None or as_json:
             raise UserError("eval: --answers and --json go without --suite, whose folder holds both")
-        _evaluate_suite(
-            settings,
-            limit,
-            suite=suite,
-            method=method,
-            data=data,
-            split=split,
-            limit_per_source=limit_per_source,
-            samples=samples,
-            checkpoint=checkpoint,
-            out=out,
-        )
+        with looked_for(config, settings):
+            _evaluate_suite(
+                settings,
+                limit,
+                suite=suite,
+                method=method,
+                data=data,
+                split=split,
+                limit_per_source=limit_per_source,
+                samples=samples,
+                checkpoint=checkpoint,
+                out=out,
+            )
         return
     if (method, split, limit_per_source, samples) != ("agent", "auto", None, 0):
         raise UserError("eval: --method, --split, --limit-per-source and --samples go with --suite search7")
     asked = str(data) if data else settings.data.eval
     if asked is not None and not models.is_there(asked):
-        raise UserError(f"{'--data' if data else 'data.eval'}: {asked}: no such file or folder")
+        looked = "" if data else where_looked(config, [asked])
+        raise UserError(f"{'--data' if data else 'data.eval'}: {asked}: no such file or folder{looked}")
     run_eval = evaluating.run_eval
     read = {"--config": config, "--data" if data else "data.eval": asked}
     if out:
@@ -230,14 +235,15 @@ def evaluate(
         raise UserError(f"--answers {answers}: is --out too; give two files")
     _make_room("--answers", answers)
     try:
-        scores = run_eval(
-            settings,
-            checkpoint=checkpoint,
-            data=data,
-            limit=limit,
-            answers=answers,
-            say=_say,
-        )
+        with looked_for(config, settings):
+            scores = run_eval(
+                settings,
+                checkpoint=checkpoint,
+                data=data,
+                limit=limit,
+                answers=answers,
+                say=_say,
+            )
     except signals.Stopped as stopped:
         raise stopped.with_advice("no scores were written") from None
     if hint := unsearched_in_words(scores, config):

@@ -10,8 +10,8 @@ from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.demonstrations import read_demonstrations
 from trainer.data.questions import load_questions
+from trainer.data.relative_paths import paths_of
 from trainer.loop.update.matched_step import read_series
-from trainer.session.preflight.retrievers import indexes_of, retrievers_of
 
 LOOKED_AT = 100
 """Rows at the start of a question file that are read before anything slow starts."""
@@ -21,21 +21,14 @@ def check_named_files(config: Config) -> None:
     """What a run is to read, before its folder is made; what is on the hub is fetched. Raises UserError: one
     line with the key of each file and folder that is not there; EnvironmentLacks where the hub is out of
     reach."""
-    named = {
-        "model.path": config.model.path,
-        "data.train": config.data.train,
-        "data.eval": config.data.eval,
-    }
-    for key, settings in retrievers_of(config):
-        named[f"{key}.corpus"] = settings.corpus
-    named |= indexes_of(config)
-    missing = [f"{key}: {value}" for key, value in named.items() if value and not _is_there(key, value)]
+    named = paths_of(config)
+    missing = [f"{key}: {value}" for key, value in named.items() if not _is_there(key, value)]
     if len(missing) == 1 and missing[0].startswith("model.path: "):
         models.resolve(config.model.path)  # it says what a model may be
     if missing:
         raise UserError(f"{'; '.join(missing)}: no such file or folder")
     for key, value in named.items():
-        if value and models.on_hub(value) and not key.endswith(("model.path", ".index")):
+        if models.on_hub(value) and not key.endswith(("model.path", ".index")):
             hub.local_file(key, value, models.aside)
     if models.on_hub(config.model.path):
         models.resolve(config.model.path)

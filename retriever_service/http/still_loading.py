@@ -1,0 +1,52 @@
+"""What a server says on its terminal while its index loads: a line every 15 s, and one where it is stopped
+before it was ready."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+SECONDS = 15.0
+"""Between two lines."""
+Say = Callable[[str], None]
+
+
+@contextmanager
+def telling(loading: Callable[[], str], say: Say) -> Iterator[None]:
+    """Inside, `say` is told every SECONDS, from a thread of its own, what is loading; nothing while `loading`
+    gives an empty line."""
+    over = threading.Event()
+    began = time.monotonic()
+
+    def tell() -> None:
+        while not over.wait(SECONDS):
+            if line := loading():
+                say(f"still loading {line}; {time.monotonic() - began:.0f} s so far")
+
+    thread = threading.Thread(target=tell, name="still-loading", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+class Cut:
+    """Whether a server was ready before a signal ended it."""
+
+    def __init__(self, on_ready: Say) -> None:
+        self._on_ready = on_ready
+        self._was_ready = False
+
+    def ready(self, url: str) -> None:
+        """In place of `on_ready`."""
+        self._was_ready = True
+        self._on_ready(url)
+
+    def tell(self, status: int, say: Say) -> None:
+        """Say that the loading was cut off, where the exit status is a signal's and nothing was ready."""
+        if status > 128 and not self._was_ready:
+            say(f"stopped by {signal.Signals(status - 128).name} while the index was loading")
