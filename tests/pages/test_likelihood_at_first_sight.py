@@ -119,7 +119,7 @@ def test_the_hint_about_curves_comes_with_the_first_curve(browser, url):
     httpx.post(f"{url}/v1/runs/early/about", json={"steps": 9}).raise_for_status()
     page = opened(browser, f"{url}/#runs=early")
     expect(page.locator(".answer.doing")).to_contain_text("no step of 9 has ended yet")
-    hint = page.get_by_text("Point at a curve")
+    hint = page.get_by_text("How to read the curves")
     expect(hint).to_be_hidden()
     posted(url, "early", 1, **{"reward/mean": 0.5})
     expect(hint).to_be_visible()
