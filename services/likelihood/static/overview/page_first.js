@@ -69,8 +69,9 @@
 
   // Before the first step has ended nothing of a run can be judged; what is missing then is not called unrecorded.
   U.begun = (run) => run.last_step !== null && run.last_step !== undefined;
-  const over = (run) => Boolean(run.about?.ended || (run.ending && run.ending.state !== "running"));
-  U.noStep = (run, of = "") => `no step${of} has ended${over(run) ? "" : " yet"}`;
+  // A report is of a run that is over, unless it says that the run still went on.
+  U.over = (run) => (U.source.live ? Boolean(run.about?.ended) : run.ending?.state !== "running");
+  U.noStep = (run, of = "") => `no step${of} has ended${U.over(run) ? "" : " yet"}`;
 
   function learning(run) {
     const all = run.headline || run.series;
@@ -107,10 +108,10 @@
 
   const WORST = ["collapsed", "acceleration", "decay", "stagnation", "recovering", "healthy", "unknown"];
   const SURE = ["high", "medium", "low"];
-  // How many of the rules no alarm could come from yet.
+  // How many of the rules no alarm could come from.
   const undecided = (run) => {
     const count = Object.keys(run.undecided || {}).length;
-    return count ? ` ${count} of ${Object.keys(U.RULES).length} detectors cannot judge it yet.` : "";
+    return count ? ` ${count} of ${Object.keys(U.RULES).length} detectors ${U.over(run) ? "could not judge it" : "cannot judge it yet"}.` : "";
   };
   function sick(run) {
     if (!U.begun(run)) return [node("p", { class: "big" }, U.chip("unknown"), node("span", { class: "muted" }, `: ${U.noStep(run)}`)), node("p", { class: "muted" }, "The detectors judge from the first step on.")];
