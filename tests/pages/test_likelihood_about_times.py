@@ -1,5 +1,5 @@
-"""The times of the tab "About" agree, in a real Chromium: of a run's later attempt start and first post are not
-of the same attempt, and say so."""
+"""The times of the tab "About" in a real Chromium: of a run that was resumed start and first post are of two
+attempts, and say so."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 CREATED, LATER = 1_700_000_000.0, 1_700_000_100.0
 AT, THEN = "2023-11-14 22:13:20 UTC", "2023-11-14 22:15:00 UTC"
+TWO = (f"{THEN} (of this attempt)", f"{AT} (of an earlier attempt)")
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +36,9 @@ def asked(url, path, body):
     ("run", "attempt", "started", "created", "stepped", "says"),
     [
         ("first", 0, CREATED, LATER, LATER + 1, (AT, THEN)),
-        ("again", 1, LATER, CREATED, LATER + 1, (f"{THEN} (of this attempt)", f"{AT} (of an earlier attempt)")),
+        ("again", 1, LATER, CREATED, LATER + 1, TWO),
         # No step of the newest attempt has ended yet.
-        ("going", 0, LATER, CREATED, CREATED, (f"{THEN} (of this attempt)", f"{AT} (of an earlier attempt)")),
+        ("going", 0, LATER, CREATED, CREATED, TWO),
         # The trainer's clock is ahead of the service's.
         ("ahead", 0, LATER, CREATED, LATER + 1, (THEN, AT)),
     ],

@@ -89,10 +89,11 @@ def test_numbers_have_three_digits_and_whole_ones_all_of_theirs(browser, url):
 def test_few_rewards_are_said_by_their_ends_and_no_mean_twice(browser, url):
     page = None
     few = "0.575 reward, mean of the last 10 points: 0.250 at step 0, 0.800 at step 11; "
+    rising = [0.82 + step / 50 for step in range(9)]
     for first, rewards, line, said in (
         (0, [0.25], 0, "0.250 reward, mean of 1 point: one step shows no direction"),
         (1, [0.3 + step / 20 for step in range(11)], 0, f"{few}so few steps show no direction by themselves"),
-        (12, [0.82 + step / 50 for step in range(9)], 1, "0.980 at the last step; no earlier mean was higher."),
+        (12, rising, 1, "0.980 at the last step; no earlier mean was higher."),
         (21, [0.88] * 8, 1, "0.880 at the last step, best mean 0.910."),
     ):
         for step, reward in enumerate(rewards, first):

@@ -1,4 +1,4 @@
-"""The curves of reward and held-out score in a real Chromium: in the first window, directly below the answers,
+"""The curves of reward and held-out score in a real Chromium: in the first window, directly below the answers
 whichever tab is shown; what explains the page is folded."""
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from services.likelihood.exports.report import write_report
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
-ORDER = ["#first", "#lead", "#curve-hint", "#runs", "#tabs", "#phases", "#alarm-panel", "#lane-panel", "#charts"]
-TOPS = "(all) => all.map((one) => document.querySelector(one).getBoundingClientRect().top)"
+ORDER = ["first", "lead", "curve-hint", "runs", "tabs", "phases", "alarm-panel", "lane-panel", "charts"]
+TOPS = "(all) => all.map((one) => document.getElementById(one).getBoundingClientRect().top)"
 GAP = """document.querySelector("#lead h2").getBoundingClientRect().top
   - document.querySelector("#first").getBoundingClientRect().bottom"""
 FOLDED = ["Point at a curve", "likelihood of right answers steady or rising", "watch: the sign is seen"]
