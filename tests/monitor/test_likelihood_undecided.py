@@ -99,7 +99,7 @@ def test_the_terminal_names_them_with_the_reason(folder, capsys):
     assert json.loads(as_json)["undecided"] == after(3).undecided()
     summary = {"steps": 3, "phase": "unknown", "undecided": after(3).undecided()}
     assert run_in_words(summary).splitlines()[1] == (
-        f"{len(after(3).undecided())} of 21 detectors cannot judge the run yet: "
+        f"{len(after(3).undecided())} of 21 detectors could not judge the run: "
         "unspiral monitor replay says why"
     )
 
@@ -122,19 +122,25 @@ def test_page_and_report_show_a_third_state(browser, folder, tmp_path):
         live = opened(browser, f"{server.url}/#runs=three")
         report = browser.new_page()
         report.goto(write_report([folder], tmp_path / "report.html").as_uri())
-        for page in (live, report):
-            page.locator("#undecided-lanes summary", has_text="17 cannot judge yet").wait_for()
+        said = {live: ("17 cannot judge yet", "17 of 21 detectors cannot judge it yet.")}
+        said[report] = ("17 could not judge", "17 of 21 detectors could not judge it.")
+        for page, (folded, told) in said.items():
+            page.locator("#undecided-lanes summary", has_text=folded).wait_for()
             assert page.locator("#quiet-lanes summary").inner_text() == "4 saw no sign"
             page.locator("#undecided-lanes summary").click()
             reasons = page.locator("#undecided-lanes li").all_inner_texts()
             assert "3 values of reward/mean, and 8 are needed: collapse" in reasons
             assert any(text.startswith(f"{FEW}: gradient, entropy_low") for text in reasons)
             card = page.locator(".answer.sick").inner_text()
-            assert "17 of 21 detectors cannot judge it yet." in card
+            assert told in card
         for step in range(4, 9):  # each step that is posted is taken in by the open page
             post(step)
         live.locator("#undecided-lanes", has_not_text="needed: collapse").wait_for()
         live.locator("#quiet-lanes", has_text="collapse").wait_for(state="attached")
+        about = {"ended": 1.0, "exit": 0}
+        httpx.post(f"{server.url}/v1/runs/three/about", json=about).raise_for_status()
+        live.locator("#undecided-lanes summary", has_text="could not judge").wait_for()
+        assert "detectors could not judge it." in live.locator(".answer.sick").inner_text()
         live.close()
         report.close()
     finally:

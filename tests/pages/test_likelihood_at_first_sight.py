@@ -64,7 +64,10 @@ def test_a_line_without_a_direction_begins_with_its_number(browser, url):
     page = opened(browser, f"{url}/#runs=short&pin=1")
     expect(page.locator("#pinned tr[data-name='rollout/tokens_per_s'] td")).to_have_text("2172.04")
     big = page.locator(".answer.learning .big")
-    few = "0.501 reward, mean of the last 3 points: too few steps for a direction"
+    few = (
+        "0.501 reward, mean of the last 3 points: 0.501 at step 0, 0.501 at step 2; "
+        "so few steps show no direction by themselves"
+    )
     expect(big).to_have_text(few)
     expect(page.locator(".answer.doing")).to_contain_text("2172 tokens/s")
     for step in range(3, 24):
@@ -80,6 +83,25 @@ def test_numbers_have_three_digits_and_whole_ones_all_of_theirs(browser, url):
     shown = page.evaluate("(all) => all.map(Unspiral.number)", given)
     expected = ["2172", "1000", "143", "21.7", "2.17", "−0.217", "0.0217", "0.00123", "1.0e−4", "12345", "0"]
     assert shown == [*expected, "–"]
+    closed(page)
+
+
+def test_few_rewards_are_said_by_their_ends_and_no_mean_twice(browser, url):
+    page = None
+    few = "0.575 reward, mean of the last 10 points: 0.250 at step 0, 0.800 at step 11; "
+    rising = [0.82 + step / 50 for step in range(9)]
+    for first, rewards, line, said in (
+        (0, [0.25], 0, "0.250 reward, mean of 1 point: one step shows no direction"),
+        (1, [0.3 + step / 20 for step in range(11)], 0, f"{few}so few steps show no direction by themselves"),
+        (12, rising, 1, "0.980 at the last step; no earlier mean was higher."),
+        (21, [0.88] * 8, 1, "0.880 at the last step, best mean 0.910."),
+    ):
+        for step, reward in enumerate(rewards, first):
+            posted(url, "few", step, **{"reward/mean": reward})
+        page = page or opened(browser, f"{url}/#runs=few")
+        expect(page.locator(".answer.learning p").nth(line)).to_have_text(said)
+        expect(page.locator(".answer.learning p")).to_have_count(line + 2)
+    expect(page.locator(".answer.learning p").last).to_have_text("No held-out score was posted.")
     closed(page)
 
 
@@ -119,7 +141,7 @@ def test_the_hint_about_curves_comes_with_the_first_curve(browser, url):
     httpx.post(f"{url}/v1/runs/early/about", json={"steps": 9}).raise_for_status()
     page = opened(browser, f"{url}/#runs=early")
     expect(page.locator(".answer.doing")).to_contain_text("no step of 9 has ended yet")
-    hint = page.get_by_text("Point at a curve")
+    hint = page.get_by_text("How to read the curves")
     expect(hint).to_be_hidden()
     posted(url, "early", 1, **{"reward/mean": 0.5})
     expect(hint).to_be_visible()

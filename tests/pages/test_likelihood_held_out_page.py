@@ -51,7 +51,7 @@ def test_each_score_is_on_the_open_page_when_it_is_made(browser, run):
     rose += "(200 questions, +0.970, 95 % interval +0.93 to +0.99)"
     learning.filter(has_text=rose).wait_for()
     assert learning.locator("strong").first.inner_text() == "0 → 0.970", "what is known comes first"
-    assert "too few steps for a direction" in learning.inner_text()
+    assert "0.500 at step 1, 0.500 at step 2; so few steps show no direction" in learning.inner_text()
     for number in range(3, 23):
         step(run, number)
     learning.filter(has_text="0.970 held-out EM, greedy, at step 2, up from 0 before training").wait_for()

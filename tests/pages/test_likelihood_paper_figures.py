@@ -91,6 +91,7 @@ def test_the_page_draws_what_is_recorded_and_says_what_is_not(tmp_path):
         page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
         page.goto(out.as_uri())
         page.wait_for_selector("figure:not([hidden]) canvas")
+        assert page.locator(".skip").get_attribute("href") == "#charts"
         sections = page.locator("#charts section.group:not([hidden])")
         assert sections.count() == len(FIGURES)
         first = sections.first.inner_text()

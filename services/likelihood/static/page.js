@@ -35,9 +35,10 @@
         const charts = group.charts.map((definition) => new U.Chart(definition, this));
         const fold = node("details", { open: !narrow || i < OPEN_ON_A_PHONE }, node("summary", {}, node("h2", {}, group.title)), group.note ? node("p", { class: "note" }, group.note) : null, group.drawing ? U.drawn(group.drawing) : null, node("div", { class: "grid" }, ...charts.map((c) => c.figure)));
         const section = node("section", { class: "group" }, fold);
-        this.charts.push({ section, charts, note: group.note });
-        $("charts").append(section);
+        this.charts.push({ section, charts, note: group.note, lead: group.lead });
+        $(group.lead ? "lead" : "charts").append(section);
       });
+      if (!$("lead").hasChildNodes()) document.querySelector(".skip").setAttribute("href", "#charts");
       U.startOthers(this);
       U.startSamples();
       await this.readRuns();
@@ -165,8 +166,10 @@
       this.derive();
       U.drawRuns(this.list, this.loaded);
       U.drawFirst(this.loaded);
+      for (const group of this.charts) if (group.lead) this.drawGroup(group);
       U.drawControl();
       U.tabs.draw(this.loaded);
+      $("curve-hint").hidden = this.everyChart().every(({ figure }) => figure.hidden);
       U.drawPin(this.loaded);
     },
 
@@ -178,20 +181,19 @@
       drawDifferences(this.loaded);
       const known = new Set();
       let drawn = false;
-      for (const { section, charts, note } of this.charts) {
-        const any = charts.map((chart) => {
-          const shown = chart.update(this.selected);
-          for (const line of chart.lines) known.add(line.key);
-          for (const key of chart.definition.spread || []) known.add(key);
-          return shown;
-        });
-        section.hidden = !any.some(Boolean) && !note;
-        drawn ||= !section.hidden;
+      for (const group of this.charts) {
+        if (!group.lead) this.drawGroup(group);
+        for (const chart of group.charts) for (const key of [...chart.lines.map((line) => line.key), ...(chart.definition.spread || [])]) known.add(key);
+        drawn ||= !group.section.hidden;
       }
       if (!U.PAPER) U.drawOthers(this, known, !drawn);
       else this.others.section.hidden = true;
-      $("curve-hint").hidden = this.everyChart().every(({ figure }) => figure.hidden);
       U.drawFull();
+    },
+
+    drawGroup({ section, charts, note }) {
+      const any = charts.map((chart) => chart.update(this.selected));
+      section.hidden = !any.some(Boolean) && !note;
     },
 
     // The figure that draws a metric.

@@ -16,16 +16,15 @@
       .sort().map(([key, parts]) => ({ key, label: parts[1], sparse: true }));
 
   // A sparse line (a few evaluations) is drawn with points, and not smoothed.
+  // The group with `lead` stands directly below the answers, whichever tab is shown.
   // title, unit, note (what it tells), lines, and: limit (a threshold), zero (range holds 0), log (log scale when it spreads widely)
   U.GROUPS = [
     {
       title: "Reward and held-out score",
+      lead: true,
       charts: [
         { title: "Reward", unit: "mean of the batch", lines: named(["reward/mean", "reward", "a"], ["reward/em", "exact match", "b"]), zero: true },
         { title: "Held-out score", unit: "exact match", note: "Questions that are not trained on.", lines: named(["eval/em_greedy", "greedy", "c", true], ["eval/em_sampled", "sampled", "d", true]), zero: true },
-        { title: "Held-out EM by source, greedy", unit: "mean of the source", lines: bySource("em_greedy"), zero: true },
-        { title: "Groups that teach nothing", unit: "share", note: "Every sample of the group has the same reward.", lines: named(["groups/zero_variance", "zero variance", "a"]), limit: [0.9, "alarm"], zero: true },
-        { title: "Wrong answers with a right one's documents", unit: "share of wrong", note: "First retrieval gave the same documents as a right answer of the group.", lines: named(["retrieval/wrong_same_documents", "same documents", "a"]), zero: true },
       ],
     },
     {
@@ -37,6 +36,14 @@
         { title: "Right answers by action", unit: "nats per token", note: "First search, second, .. answer.", lines: numbered("logp/right_action_", "action") },
         { title: "Wrong answers by action", unit: "nats per token", lines: numbered("logp/wrong_action_", "action") },
         { title: "Surprise by number of tool rounds", unit: "nats per token", note: "Mean negative log-prob of trajectories with so many searches.", lines: numbered("nll/rounds_", "rounds") },
+      ],
+    },
+    {
+      title: "Scores by source, and what groups teach",
+      charts: [
+        { title: "Held-out EM by source, greedy", unit: "mean of the source", lines: bySource("em_greedy"), zero: true },
+        { title: "Groups that teach nothing", unit: "share", note: "Every sample of the group has the same reward.", lines: named(["groups/zero_variance", "zero variance", "a"]), limit: [0.9, "alarm"], zero: true },
+        { title: "Wrong answers with a right one's documents", unit: "share of wrong", note: "First retrieval gave the same documents as a right answer of the group.", lines: named(["retrieval/wrong_same_documents", "same documents", "a"]), zero: true },
       ],
     },
     {

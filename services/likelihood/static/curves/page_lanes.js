@@ -96,18 +96,21 @@
     $("lane-panel").hidden = !runs.length;
     if (!runs.some(U.begun)) {
       U.redraw($("lanes"), node("p", { class: "muted" }, "No step has ended: the detectors judge from the first one on."));
+      $("lane-help").hidden = true;
       return $("lane-key").replaceChildren();
     }
     const lanes = [];
     const quiet = [];
     const unread = [];
-    const waiting = new Map(); // reason -> rules that cannot judge yet
+    const waiting = new Map(); // reason -> rules that cannot judge yet, or could not in a run that is over
+    let over = true;
     for (const [rule, metrics] of Object.entries(U.RULES)) {
       let read = false;
       for (const run of runs) {
         const why = run.undecided?.[rule];
         if (why && !spans(run, rule).length) {
           read = true;
+          over &&= U.over(run);
           const title = runs.length > 1 ? `${rule}, ${U.titleOf(run)}` : rule;
           waiting.set(why, [...(waiting.get(why) || []), title]);
           continue;
@@ -126,11 +129,13 @@
     // They are not quiet: of such a rule no sign could have been seen.
     const count = [...waiting.values()].flat().length;
     const reasons = [...waiting].map(([why, rules]) => node("li", {}, node("strong", {}, why), ": ", ...rules.flatMap((rule, i) => (i ? [", ", breakable(rule)] : [breakable(rule)]))));
-    const undecided = node("details", { id: "undecided-lanes", open: $("undecided-lanes")?.open ?? false }, node("summary", {}, `${count} cannot judge yet`), node("ul", { class: "reasons" }, ...reasons));
+    const undecided = node("details", { id: "undecided-lanes", open: $("undecided-lanes")?.open ?? false }, node("summary", {}, `${count} ${over ? "could not judge" : "cannot judge yet"}`), node("ul", { class: "reasons" }, ...reasons));
     U.redraw($("lanes"), ...lanes, quiet.length ? fold : null, count ? undecided : null);
-    const key = (colour, text) => node("li", {}, node("span", { class: "swatch", style: `background:var(--${colour})` }), text);
     const missing = unread.length ? [node("li", { class: "unread" }, `not recorded: ${unread.join(", ")}`)] : [];
     const whose = runs.length > 1 ? runs.map((run) => node("li", {}, node("span", { class: "swatch", style: `background:${run.colour}` }), U.titleOf(run))) : [];
-    $("lane-key").replaceChildren(...whose, key("grid", "quiet"), key("stagnation", "watch: the sign is seen"), key("acceleration", "alarm"), ...missing);
+    const key = (colour, text) => node("li", {}, node("span", { class: "swatch", style: `background:var(--${colour})` }), text);
+    $("lane-key").replaceChildren(...whose, ...missing);
+    $("lane-states").replaceChildren(key("grid", "quiet"), key("stagnation", "watch: the sign is seen"), key("acceleration", "alarm"));
+    $("lane-help").hidden = false;
   };
 })();

@@ -21,10 +21,17 @@
     return [points.slice(start, start + size), points.slice(points.length - size)];
   };
 
+  // Of few points both ends are said. Their halves are not compared: of so few values of a curve that moves, a standard error says little.
+  const tooFew = (points) => {
+    const [first, last] = [points[0], points[points.length - 1]];
+    if (points.length === 1) return "one step shows no direction";
+    return `${number(first.value)} at step ${first.step}, ${number(last.value)} at step ${last.step}; so few steps show no direction by themselves`;
+  };
+
   // How a curve moves. A change counts from twice its standard error on. It is said against the steps that were looked at, since
   // nothing is known here of the step at which it began.
   U.direction = (points) => {
-    if (points.length < 2 * SPAN) return { word: "too few steps for a direction", sign: "", unknown: true };
+    if (points.length < 2 * SPAN) return { word: tooFew(points), sign: "", unknown: true };
     const [earlier, last] = compared(points);
     const [now, then] = [mean(last), mean(earlier)];
     const error = Math.sqrt((variance(last, now) + variance(earlier, then)) / SPAN);
@@ -69,8 +76,9 @@
 
   // Before the first step has ended nothing of a run can be judged; what is missing then is not called unrecorded.
   U.begun = (run) => run.last_step !== null && run.last_step !== undefined;
-  const over = (run) => Boolean(run.about?.ended || (run.ending && run.ending.state !== "running"));
-  U.noStep = (run, of = "") => `no step${of} has ended${over(run) ? "" : " yet"}`;
+  // A report is of a run that is over, unless it says that the run still went on.
+  U.over = (run) => (U.source.live ? Boolean(run.about?.ended) : run.ending?.state !== "running");
+  U.noStep = (run, of = "") => `no step${of} has ended${U.over(run) ? "" : " yet"}`;
 
   function learning(run) {
     const all = run.headline || run.series;
@@ -90,7 +98,7 @@
       const { word, sign, aside } = headline;
       const few = rewards.slice(-SPAN);
       lines.push(node("p", { class: first ? null : "big" }, U.arrow(sign), `${number(mean(few))} `, node("span", { class: "muted" }, `reward, mean of ${few.length === 1 ? "1 point" : `the last ${few.length} points`}: `), node(first ? "span" : "strong", { class: "direction" }, word)));
-      lines.push(node("p", { class: "muted" }, `${number(rewards[rewards.length - 1].value)} at the last step${aside ? `; ${aside}` : `, best mean ${number(best(rewards))}`}.`));
+      if (!headline.unknown) lines.push(node("p", { class: "muted" }, `${number(rewards[rewards.length - 1].value)} at the last step${aside ? `; ${aside}` : bestBefore(rewards)}.`));
     } else if (!U.begun(run)) lines.push(node("p", { class: "big" }, U.noStep(run)));
     else lines.push(node("p", { class: first ? "muted" : "big" }, "unknown", node("span", { class: "muted" }, ": no reward/mean was posted")));
     for (const one of scored) lines.push(U.heldOutLine(one));
@@ -99,18 +107,19 @@
     if (U.begun(run) && !SCORES.some(([key]) => all.series[key])) lines.push(node("p", { class: "muted" }, "No held-out score was posted."));
     return lines;
   }
-  const best = (points) => {
-    let most = -Infinity;
-    for (let i = SPAN; i <= points.length; i++) most = Math.max(most, mean(points.slice(i - SPAN, i)));
-    return most === -Infinity ? mean(points) : most;
+  // The best mean of ten points, where it is another number than that of the last ones, which stands above.
+  const bestBefore = (points) => {
+    let best = -Infinity;
+    for (let i = SPAN; i <= points.length; i++) best = Math.max(best, mean(points.slice(i - SPAN, i)));
+    return number(best) === number(mean(points.slice(-SPAN))) ? "; no earlier mean was higher" : `, best mean ${number(best)}`;
   };
 
   const WORST = ["collapsed", "acceleration", "decay", "stagnation", "recovering", "healthy", "unknown"];
   const SURE = ["high", "medium", "low"];
-  // How many of the rules no alarm could come from yet.
+  // How many of the rules no alarm could come from.
   const undecided = (run) => {
     const count = Object.keys(run.undecided || {}).length;
-    return count ? ` ${count} of ${Object.keys(U.RULES).length} detectors cannot judge it yet.` : "";
+    return count ? ` ${count} of ${Object.keys(U.RULES).length} detectors ${U.over(run) ? "could not judge it" : "cannot judge it yet"}.` : "";
   };
   function sick(run) {
     if (!U.begun(run)) return [node("p", { class: "big" }, U.chip("unknown"), node("span", { class: "muted" }, `: ${U.noStep(run)}`)), node("p", { class: "muted" }, "The detectors judge from the first step on.")];

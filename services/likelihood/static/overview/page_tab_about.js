@@ -11,8 +11,13 @@
   const text = (value) => (value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value));
   const time = (seconds) => (seconds ? new Date(seconds * 1000).toISOString().replace("T", " ").replace(/\.\d+Z$/, " UTC") : null);
 
+  const of = (text, said, whose) => (text && said ? `${text} (of ${whose})` : text);
+
   function facts(run) {
     const about = run.about || {};
+    // The store knows the run since its first attempt, and the newest attempt tells when it started itself. Of the first one no step
+    // can have ended before; where it was posted from a machine whose clock is ahead, this keeps it from being called an earlier one.
+    const again = run.created < about.started && (run.attempt > 0 || !(run.last_step_time >= about.started));
     const rows = [
       ["name", run.run],
       ["title", run.title],
@@ -20,8 +25,8 @@
       ["commit", about.commit],
       ...Object.entries(about.versions || {}).map(([name, number]) => [`version of ${name}`, number]),
       ...Object.entries(about.machine || {}),
-      ["started", time(about.started)],
-      ["first post", time(run.created)],
+      ["started", of(time(about.started), again, "this attempt")],
+      ["first post", of(time(run.created), again, "an earlier attempt")],
       ["last step", time(run.last_step_time)],
       ["ended", time(about.ended)],
       ["exit status", about.ended ? about.exit : null],
