@@ -182,6 +182,16 @@ def find(given: str | Path, run: Path | None = None) -> Path:
     return found
 
 
+def passed_over(given: str | Path, found: Path) -> str | None:
+    """One line where `find` took `found` though the run has a newer checkpoint, which is torn or changed.
+    None where there is none, or the user named this one."""
+    if str(given) == BEST or Path(given).name in (BEST, found.name):
+        return None
+    newest = next(iter(_newest_first(found.parent.parent)), found)
+    problem = fault(newest) if step_of(newest) > step_of(found) else None
+    return problem and f"{newest} is torn or changed ({problem}): {found.name} is taken, an earlier one"
+
+
 def latest(run_dir: str | Path, *, before: int | None = None, checksums: bool = True) -> Path | None:
     """The newest whole checkpoint of a run (its `checkpoints` folder) of a step below `before`, or None.
     checksums: as of `fault`."""

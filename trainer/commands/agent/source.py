@@ -22,7 +22,7 @@ from services.common.loading.lazy import LazyModule
 from services.common.runs.paths import is_run
 from trainer.config.schema import Config, load_config, override, parse_config
 from trainer.data import models
-from trainer.learner.checkpoint import find
+from trainer.learner.checkpoint import find, passed_over
 from trainer.learner.export import export_checkpoint
 from trainer.learner.model.asked import kept_in, unlike
 
@@ -106,6 +106,8 @@ def agent_spec(
     model = source.model
     if source.checkpoint is not None:
         folder = parts.enter_context(tempfile.TemporaryDirectory(prefix="unspiral-agent-"))
+        if line := passed_over(given, source.checkpoint):
+            say(line)
         say(f"weights of {source.checkpoint}")
         model = export_checkpoint(source.checkpoint, Path(folder) / "model")
     assert model is not None  # one of both is set

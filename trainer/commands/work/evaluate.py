@@ -21,7 +21,7 @@ from services.contracts import Trajectory
 from trainer.commands.work.asked_how import asked_how
 from trainer.config.schema import Config
 from trainer.data import models
-from trainer.learner.checkpoint import find
+from trainer.learner.checkpoint import find, passed_over
 from trainer.learner.export import export_checkpoint
 from trainer.learner.model.asked import unlike
 from trainer.learner.model.model_identity import weights_digest
@@ -104,6 +104,8 @@ def run_eval(
     if checkpoint is not None:
         with signals.raised():
             found = find(checkpoint, config.run_dir)
+            if line := passed_over(checkpoint, found):
+                say(line)
     with closing(calls) if calls else nullcontext():
         return with_weights(config, found, say, score)
 

@@ -45,7 +45,7 @@
       "div",
       { class: "legend-row" },
       U.rampOf("Change of a token's log-prob by the update, in nats: lost", scale),
-      held ? node("span", {}, node("span", { class: "t held" }, "underlined"), ": LLDS pulls it up") : node("span", { class: "muted" }, "LLDS is off"),
+      held ? node("span", {}, node("span", { class: "t held" }, "underlined"), ": LLDS pulls it up") : node("span", { class: "muted" }, "LLDS pulls no token up here: it is off, or nothing was updated at this step"),
       node("span", {}, node("span", { class: "t unscored" }, "dotted"), ": not scored again"),
     );
 
