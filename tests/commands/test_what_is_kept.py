@@ -1,11 +1,12 @@
 """The last line of a run that was stopped."""
 
 import shutil
+from pathlib import Path
 
 from places import DATA
 
 from services.common.processes import signals
-from trainer.commands.work.runs import what_is_kept
+from trainer.commands.work.runs import next_commands, what_is_kept
 from trainer.learner.checkpoint import written_aside
 
 
@@ -25,3 +26,11 @@ def test_a_stopped_run_names_its_checkpoint_and_its_report(tmp_path):
     assert str(stopped) == f"stopped by SIGINT; step 5 is lost; {said}"
     assert (stopped.number, stopped.exit_code) == (2, 130)
     assert str(signals.Stopped(15).with_advice("")) == "stopped by SIGTERM"
+
+
+def test_a_run_that_ended_names_what_to_type_next():
+    assert next_commands(Path("runs/my run")) == [
+        "unspiral eval --config 'runs/my run/config.yaml' --checkpoint 'runs/my run'",
+        "unspiral ask --checkpoint 'runs/my run' 'QUESTION'",
+        "unspiral export 'runs/my run' FOLDER",
+    ]

@@ -96,8 +96,20 @@ def train(
             )
     except signals.Stopped as stopped:
         raise stopped.with_advice(what_is_kept(settings.run_dir)) from None
+    if latest(settings.run_dir, checksums=False) is not None:
+        _say(f"next: {'; '.join(next_commands(settings.run_dir))}")
     report = str((settings.run_dir / "report.html").resolve())
     last_words(ending(f"{run_in_words(summary)}\nreport: {report}", summary | {"report": report}, as_json))
+
+
+def next_commands(run: Path) -> list[str]:
+    """What a user may type once a run has ended."""
+    name = shlex.quote(str(run))
+    return [
+        f"unspiral eval --config {shlex.quote(str(run / 'config.yaml'))} --checkpoint {name}",
+        f"unspiral ask --checkpoint {name} 'QUESTION'",
+        f"unspiral export {name} FOLDER",
+    ]
 
 
 def what_is_kept(run: Path) -> str:
