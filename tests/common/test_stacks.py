@@ -16,7 +16,10 @@ from services.common.processes.stacks import answer_stack_requests, task_stacks,
 def test_a_process_tells_the_stacks_of_its_threads_and_tasks(monkeypatch):
     monkeypatch.setattr(stacks, "ANSWER_SECONDS", 60.0)  # on a machine with hundreds of busy threads
     answer_stack_requests()
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # as a service that is started in this process may
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     answer_stack_requests()
+    assert len(list(stacks._answers(os.getpid()))) == 1
     held = threading.Event()
 
     def a_thread_that_waits():

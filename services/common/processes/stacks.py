@@ -21,9 +21,14 @@ DEPTH = 30
 
 def answer_stack_requests() -> None:
     """From now on SIGUSR1 has this process write its threads' stacks into a file in memory, which
-    `thread_stacks` reads."""
-    if not any(_answers(os.getpid())):
-        faulthandler.register(signal.SIGUSR1, file=os.memfd_create(NAME), all_threads=True)
+    `thread_stacks` reads. Asked again, it takes the signal back from a handler that was set meanwhile, or a
+    parent that had it blocked."""
+    file = next((int(handle.name) for handle in _answers(os.getpid())), None)
+    faulthandler.unregister(signal.SIGUSR1)
+    faulthandler.register(
+        signal.SIGUSR1, file=os.memfd_create(NAME) if file is None else file, all_threads=True
+    )
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
 def _answers(pid: int) -> Iterator[Path]:
