@@ -20,7 +20,7 @@ from trainer.data import load_questions, validate
 from trainer.data.columns import list_in
 
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"^```(questions|corpus) (\w+)\n(.*?)^```\n\n((?:    [^\n]*\n)+)", PAGE, re.M | re.S)
+EXAMPLES = re.findall(r"^```(questions|corpus)-(\w+)\n(.*?)^```\n\n((?:    [^\n]*\n)+)", PAGE, re.M | re.S)
 ROWS = [{"id": str(i), "question": f"où est {i} ?", "golden_answers": [f"là {i}", "ici"]} for i in range(3)]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
 READ = [(row["id"], row["question"], tuple(row["golden_answers"])) for row in ROWS]
@@ -54,7 +54,7 @@ def test_an_example_of_the_page_is_read_as_it_says(tmp_path, what, kind, text, e
 
 
 def test_the_page_shows_an_example_of_each_kind():
-    assert len(EXAMPLES) == PAGE.count("```questions ") + PAGE.count("```corpus ") >= 13
+    assert len(EXAMPLES) == PAGE.count("```questions-") + PAGE.count("```corpus-") >= 13
     assert {kind for _, kind, _, _ in EXAMPLES} == {"jsonl", "json", "csv", "tsv", "parquet"}
 
 
