@@ -69,8 +69,8 @@ def train(
         str | None,
         typer.Option(
             autocompletion=completion.checkpoints,
-            help=f"Go on with the run: {NAMED[0].lower()}{NAMED[1:]}, or latest: of the run of --config, "
-            "run.dir/run.name, which begins at step 1 where there is none yet.",
+            help=f"Go on with the run: {NAMED[0].lower()}{NAMED[1:]}, or latest or best: of the run of "
+            "--config, run.dir/run.name, which with latest begins at step 1 where there is none yet.",
         ),
     ] = None,
     allow_changed: Annotated[
