@@ -44,7 +44,7 @@ def test_a_signal_before_anything_is_started_removes_the_exported_weights(
     number, tmp_path, monkeypatch, unheard
 ):
     """While the suite reads the weights for their digest, say."""
-    monkeypatch.setattr(evaluate, "find", lambda checkpoint, run: tmp_path / "step_1")
+    monkeypatch.setattr(evaluate, "find", lambda checkpoint, run, say: tmp_path / "step_1")
     monkeypatch.setattr(evaluate, "differing", lambda found, config: [])
     monkeypatch.setattr(evaluate, "export_checkpoint", lambda found, out: Path(out).mkdir())
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

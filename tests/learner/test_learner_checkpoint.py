@@ -15,8 +15,8 @@ from trainer.learner import checkpoint, export, tensor_files
 from trainer.learner.checkpoint import (
     CheckpointNotWritten,
     fault,
+    find,
     latest,
-    passed_over,
     prune,
     require_whole,
     written_aside,
@@ -110,10 +110,11 @@ def test_a_torn_checkpoint_is_never_chosen_and_is_refused_by_name(tmp_path, tear
     with pytest.raises(UserError, match="step_000010 is torn or changed") as e:
         require_whole(newer)
     assert e.value.exit_code == 2 and "\n" not in str(e.value)
-    said = passed_over(tmp_path, older)
-    assert said.startswith(f"{newer} is torn or changed (")
-    assert said.endswith("): step_000005 is taken, an earlier one")
-    assert passed_over(older, older) is None, "it was named"
+    said = []
+    assert find(tmp_path, say=said.append) == find(older, say=said.append) == older
+    (line,) = said  # the second was named
+    assert line.startswith(f"{newer} is torn or changed (")
+    assert line.endswith("): step_000005 is taken, an earlier one")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +155,11 @@ def require_whole(path: Path) -> None:
         raise UserError(f"checkpoint {path} is torn or changed: {problem}")
 
 
-def find(given: str | Path, run: Path | None = None) -> Path:
+def find(given: str | Path, run: Path | None = None, say: Callable[[str], None] = lambda line: None) -> Path:
     """The checkpoint that a user names: its folder, a run's (the newest whole one of it) as `in_runs` finds
     both, or `latest` or `best`, which is that of `run`, or, with none given, of the run in `runs/` that was
-    written to last. It may be torn where its own folder is named. Raises UserError."""
+    written to last. It may be torn where its own folder is named; say: is told of a newer one that is passed
+    over because it is. Raises UserError."""
     path = in_runs(given)
     if str(given) in (LATEST, BEST) and not path.exists():
         run = run or newest_run()
@@ -176,33 +177,33 @@ def find(given: str | Path, run: Path | None = None) -> Path:
             raise UserError(
                 f"checkpoint {given}: neither a checkpoint nor a run's folder; expected {ACCEPTED}"
             )
-    found = latest(run)
+    torn: dict[Path, str] = {}
+    found = latest(run, on_fault=torn.setdefault)
     if found is None:
         raise UserError(f"checkpoint {given}: {run} has no whole checkpoint (see trainer.checkpoint_every)")
+    newest, problem = next(iter(torn.items()), (found, ""))
+    if step_of(newest) > step_of(found):
+        say(f"{newest} is torn or changed ({problem}): {found.name} is taken, an earlier one")
     return found
 
 
-def passed_over(given: str | Path, found: Path) -> str | None:
-    """One line where `find` took `found` though the run has a newer checkpoint, which is torn or changed.
-    None where there is none, or the user named this one."""
-    if str(given) == BEST or Path(given).name in (BEST, found.name):
-        return None
-    newest = next(iter(_newest_first(found.parent.parent)), found)
-    problem = fault(newest) if step_of(newest) > step_of(found) else None
-    return problem and f"{newest} is torn or changed ({problem}): {found.name} is taken, an earlier one"
-
-
-def latest(run_dir: str | Path, *, before: int | None = None, checksums: bool = True) -> Path | None:
+def latest(
+    run_dir: str | Path,
+    *,
+    before: int | None = None,
+    checksums: bool = True,
+    on_fault: Callable[[Path, str], object] = lambda path, problem: None,
+) -> Path | None:
     """The newest whole checkpoint of a run (its `checkpoints` folder) of a step below `before`, or None.
-    checksums: as of `fault`."""
-    return next(
-        (
-            p
-            for p in _newest_first(Path(run_dir))
-            if (before is None or step_of(p) < before) and fault(p, checksums=checksums) is None
-        ),
-        None,
-    )
+    checksums: as of `fault`. on_fault: told of each newer one that is not whole, the newest first."""
+    for path in _newest_first(Path(run_dir)):
+        if before is not None and step_of(path) >= before:
+            continue
+        problem = fault(path, checksums=checksums)
+        if problem is None:
+            return path
+        on_fault(path, problem)
+    return None
 
 
 def mark_best(run_dir: str | Path, checkpoint: Path | None) -> None:

@@ -22,7 +22,7 @@ from services.common.loading.lazy import LazyModule
 from services.common.runs.paths import is_run
 from trainer.config.schema import Config, load_config, override, parse_config
 from trainer.data import models
-from trainer.learner.checkpoint import find, passed_over
+from trainer.learner.checkpoint import find
 from trainer.learner.export import export_checkpoint
 from trainer.learner.model.asked import kept_in, unlike
 
@@ -52,8 +52,8 @@ class Named:
     """The run's folder, if the checkpoint lies in one."""
 
 
-def named(given: str, overrides: list[str]) -> Named:
-    """The checkpoint, run or model of this name. Raises UserError."""
+def named(given: str, overrides: list[str], say: Say = lambda line: None) -> Named:
+    """The checkpoint, run or model of this name. say: as of `find`. Raises UserError."""
     if given in models.KNOWN or ":" in given or (Path(given) / "config.json").is_file():
         model = models.resolve(given)
         raw = {
@@ -64,7 +64,7 @@ def named(given: str, overrides: list[str]) -> Named:
         }
         override(raw, overrides)
         return Named(Path(given).name, parse_config(raw), None, model, None)
-    checkpoint = find(given)
+    checkpoint = find(given, say=say)
     parents = checkpoint.absolute().parents[:2]
     run = next((folder for folder in parents if is_run(folder)), None)
     return Named(
@@ -102,12 +102,10 @@ def agent_spec(
 ) -> AgentSpec:
     """What an agent of this name is made of: its weights are exported, and its retriever is started, until
     `parts` is closed. Raises UserError, and what these two raise."""
-    source = named(given, overrides)
+    source = named(given, overrides, say)
     model = source.model
     if source.checkpoint is not None:
         folder = parts.enter_context(tempfile.TemporaryDirectory(prefix="unspiral-agent-"))
-        if line := passed_over(given, source.checkpoint):
-            say(line)
         say(f"weights of {source.checkpoint}")
         model = export_checkpoint(source.checkpoint, Path(folder) / "model")
     assert model is not None  # one of both is set

@@ -21,7 +21,7 @@ from services.contracts import Trajectory
 from trainer.commands.work.asked_how import asked_how
 from trainer.config.schema import Config
 from trainer.data import models
-from trainer.learner.checkpoint import find, passed_over
+from trainer.learner.checkpoint import find
 from trainer.learner.export import export_checkpoint
 from trainer.learner.model.asked import unlike
 from trainer.learner.model.model_identity import weights_digest
@@ -103,9 +103,7 @@ def run_eval(
     found = None
     if checkpoint is not None:
         with signals.raised():
-            found = find(checkpoint, config.run_dir)
-            if line := passed_over(checkpoint, found):
-                say(line)
+            found = find(checkpoint, config.run_dir, say)
     with closing(calls) if calls else nullcontext():
         return with_weights(config, found, say, score)
 
@@ -194,7 +192,7 @@ def with_weights(
         return asyncio.run(heard(model, None))
     with tempfile.TemporaryDirectory(prefix="unspiral-eval-") as folder:
         with signals.raised():
-            found = find(checkpoint, config.run_dir)
+            found = find(checkpoint, config.run_dir, say)
             say(f"weights of {found}")
             for line in differing(found, config):
                 say(line)

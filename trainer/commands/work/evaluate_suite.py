@@ -19,7 +19,7 @@ from trainer.commands.work.evaluate import served, with_weights
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.checkpoints import asked_otherwise
-from trainer.learner.checkpoint import find, passed_over
+from trainer.learner.checkpoint import find
 from trainer.learner.model.model_identity import weights_digest
 from trainer.loop.run.system import Serving
 from trainer.session.preflight.prompts import check_prompts
@@ -84,9 +84,7 @@ def run_suite(config: Config, options: SuiteOptions, say: Callable[[str], None] 
     if options.checkpoint is not None:
         # `latest` is the name of other weights tomorrow, and no name for a table.
         with signals.raised():
-            found = find(options.checkpoint, config.run_dir)
-            if line := passed_over(options.checkpoint, found):
-                say(line)
+            found = find(options.checkpoint, config.run_dir, say)
             options = replace(options, checkpoint=str(found))
 
     async def score(model: Path, scratch: Path | None) -> dict[str, Any]:

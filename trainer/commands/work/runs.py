@@ -34,7 +34,7 @@ from trainer.config.schema import Config, load_config
 from trainer.data import models
 from trainer.data.relative_paths import looked_for, where_looked
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
-from trainer.learner.checkpoint import find, latest, passed_over
+from trainer.learner.checkpoint import find, latest
 from trainer.learner.export import export_checkpoint
 from trainer.session.gpus import check_gpus_here
 from trainer.session.output import last_words, non_blocking
@@ -337,8 +337,6 @@ def export(
 ) -> None:
     """Write a checkpoint as a plain Hugging Face folder."""
     out = one_out("export", folder, out)
-    found = find(checkpoint)
-    if line := passed_over(checkpoint, found):
-        typer.echo(line, err=True)
+    found = find(checkpoint, say=lambda line: typer.echo(line, err=True))
     export_checkpoint(found, out)
     typer.echo(f"{found} written to {out}")
