@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from services.common.processes.beside import beside
+
 SECONDS = 15.0
 """Between two lines."""
 Say = Callable[[str], None]
@@ -18,20 +20,15 @@ Say = Callable[[str], None]
 def telling(loading: Callable[[], str], say: Say) -> Iterator[None]:
     """Inside, `say` is told every SECONDS, from a thread of its own, what is loading; nothing while `loading`
     gives an empty line."""
-    over = threading.Event()
     began = time.monotonic()
 
-    def tell() -> None:
+    def tell(over: threading.Event) -> None:
         while not over.wait(SECONDS):
             if line := loading():
                 say(f"still loading {line}; {time.monotonic() - began:.0f} s so far")
 
-    thread = threading.Thread(target=tell, name="still-loading", daemon=True)
-    thread.start()
-    try:
+    with beside(tell, "still-loading"):
         yield
-    finally:
-        over.set()
 
 
 class Cut:

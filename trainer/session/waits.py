@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from services.common.counting import counted
+from services.common.processes.beside import beside
 
 if TYPE_CHECKING:
     from trainer.loop.driver import Driver
@@ -27,13 +28,8 @@ def told(
     what: is waited for; a function that gives it may give "" where nothing is. progress: while what this
     gives changes, the wait begins anew.
     """
-    over = threading.Event()
-    thread = threading.Thread(target=_tell, args=(over, say, what, progress), name="waits", daemon=True)
-    thread.start()
-    try:
+    with beside(lambda over: _tell(over, say, what, progress), "waits"):
         yield
-    finally:
-        over.set()
 
 
 def _tell(

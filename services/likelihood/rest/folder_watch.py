@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from services.common.processes.beside import beside
 from services.likelihood.service import LikelihoodService
 from services.likelihood.store.of_folder import FolderStore
 
@@ -20,9 +21,8 @@ def watched(
     store: FolderStore, service: LikelihoodService, every_seconds: float = EVERY_SECONDS
 ) -> Iterator[None]:
     """Inside, whoever listens hears of each run that came, went or was posted to, and reads it anew."""
-    over = threading.Event()
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         while not over.wait(every_seconds):
             try:
                 changed = store.look()
@@ -32,10 +32,5 @@ def watched(
             for run in changed:
                 service.publish(run, "about", {})
 
-    thread = threading.Thread(target=watch, name="likelihood-folder", daemon=True)
-    thread.start()
-    try:
+    with beside(watch, "likelihood-folder", STOP_SECONDS):
         yield
-    finally:
-        over.set()
-        thread.join(STOP_SECONDS)
