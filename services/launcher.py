@@ -154,13 +154,13 @@ def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool, keys: C
     """Index a corpus by BM25 into the folder `out`; an index of the same corpus that is there already is
     kept. Returns the number of lines that were left out."""
     try:
-        skipped = build.build_index(corpus, out, skip_bad=skip_bad, keys=keys).skipped
+        info = build.build_index(corpus, out, skip_bad=skip_bad, keys=keys)
     except IndexInvalid:  # of another corpus, or torn
-        skipped = build.build_index(corpus, out, skip_bad=skip_bad, keys=keys, overwrite=True).skipped
-    if Path(corpus).stat().st_size <= COMPILED_BYTES:
+        info = build.build_index(corpus, out, skip_bad=skip_bad, keys=keys, overwrite=True)
+    if info.corpus_bytes <= COMPILED_BYTES:
         # On a new installation the search is compiled now, once, and not by each service within its limit.
         backends.open_index(ServerSettings(index=str(out)))
-    return skipped
+    return info.skipped
 
 
 def start_retriever(
