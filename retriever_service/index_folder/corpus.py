@@ -22,7 +22,7 @@ from retriever_service.index_folder.passages import (
     row_of,
 )
 from retriever_service.index_folder.rows import hash_of
-from services.common.counting import counted
+from services.common.counting import counted, malformed
 from services.common.errors import UserError
 from services.common.records import Record, data_files, layout_of, no_utf8, open_unpacked, read_records
 from services.common.records.files import DAMAGED
@@ -296,7 +296,7 @@ def _left_out(path: Path, keys: CorpusKeys, line: int, end: int) -> str:
         return f"{SKIP_BAD} leaves such rows out"
     bad, rows = (found.count, found.rows) if again else (found.count + 1, found.rows + line)
     repeated = len(found.ids) - len(set(found.ids)) if again else 0
-    told = f"{bad:,} of its {'' if whole else 'first '}{rows:,} rows {'is' if bad == 1 else 'are'} malformed"
+    told = malformed(bad, rows, whole=whole)
     if repeated:
         told += f", and {counted(repeated, 'other has', 'others have')} the id of an earlier one"
     out = (

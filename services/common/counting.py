@@ -8,6 +8,11 @@ def counted(number: int, one: str, more: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else more or one + 's'}"
 
 
+def malformed(bad: int, rows: int, *, whole: bool) -> str:
+    """Such as `3 of its 343 rows are malformed`. whole: whether these are all rows of the file."""
+    return f"{bad:,} of its {'' if whole else 'first '}{rows:,} rows {'is' if bad == 1 else 'are'} malformed"
+
+
 def size_of(number: int) -> str:
     """Bytes as `2.5 GiB`; below a tenth of one as `16 MiB`, of which a small disk is a matter."""
     return f"{number / 2**30:.1f} GiB" if number >= 2**30 / 10 else f"{number / 2**20:.0f} MiB"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from services.common.counting import malformed
 from services.common.errors import UserError
 from services.common.records import ACCEPTED, Record, data_files, read_records
 from services.contracts import Question
@@ -114,7 +115,7 @@ def refused(
         return UserError(f"{first}; {how} leaves such rows out")
     whole = len(later) < COUNTED
     bad, rows = 1 + sum(later), before + 1 + len(later)
-    told = f"{bad:,} of its {'' if whole else 'first '}{rows:,} rows {'is' if bad == 1 else 'are'} malformed"
+    told = malformed(bad, rows, whole=whole)
     out = "such rows" if not whole else "it" if bad == 1 else f"these {bad:,}"
     return UserError(f"{first}; {told}: {how} leaves {out} out")
 
