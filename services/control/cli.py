@@ -16,7 +16,7 @@ from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.loading.lazy import LazyModule
 from services.common.printing.console import Console
 from services.common.runs.ends import state_of
-from services.common.runs.paths import last_step
+from services.common.runs.paths import SUMMARY, last_step
 from services.control import places
 from services.control.places import Place
 from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Answer, Done, RunStatus
@@ -187,7 +187,7 @@ def ask(kind: type[A], method: str, place: Place, path: str, body: Any = None) -
 
 def recorded(run: Path) -> RunStatus:
     """What the folder of a run says that serves no control plane."""
-    summary = hints(run / "summary.json")
+    summary = hints(run / SUMMARY)
     last = last_step(run)
     return RunStatus(
         state="ended",

@@ -12,7 +12,7 @@ from services.common.counting import counted
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import hints, holder_of
 from services.common.runs.ends import RUNNING, state_of
-from services.common.runs.paths import RUNS, is_run, last_step, no_run_in, run_folder, written_at
+from services.common.runs.paths import RUNS, SUMMARY, is_run, last_step, no_run_in, run_folder, written_at
 from services.control.records import RunStatus
 
 ACCEPTED = "RUN is a run's folder, its name in runs/, latest, or an address such as http://127.0.0.1:8200"
@@ -38,7 +38,7 @@ class Place:
     def state(self) -> str:
         """Of the run's folder, as `unspiral runs` shows it."""
         assert self.run is not None
-        return state_of(self.run, hints(self.run / "summary.json"), last_step(self.run))
+        return state_of(self.run, hints(self.run / SUMMARY), last_step(self.run))
 
     def address(self) -> str:
         """Where to ask. Raises UserError for a run that has ended, EnvironmentLacks for one that starts."""

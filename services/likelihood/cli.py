@@ -20,6 +20,7 @@ from services.common.printing.commands import typed
 from services.common.runs.paths import (
     LATEST,
     METRICS,
+    STORE,
     in_runs,
     is_run,
     near_run,
@@ -43,7 +44,6 @@ SERVER = "services.likelihood.rest.launch"
 likelihood_app = typer.Typer(help="The likelihood store's upkeep.", no_args_is_help=True)
 monitor_app = typer.Typer(help="The phase monitor.", no_args_is_help=True)
 
-STORE = "likelihood.db"
 STORE_VARIABLE = "UNSPIRAL_STORE"
 EXPECTED = f"a store's file or address, a run, or latest; by default {STORE} in the current folder"
 NO_STEPS = "no step was recorded yet (a line of metrics.jsonl is written when a step ends)"

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from services.common.counting import counted
 from services.common.files import hints
+from services.common.runs.paths import SUMMARY
 from services.likelihood.exports.report import write_report
 from trainer.config.schema import Config
 from trainer.loop.run.best import Best
@@ -41,7 +42,7 @@ def ended_already(
 ) -> dict[str, Any]:
     """The summary of such a run. It is made again where the run's end was cut off, as is a report that is
     missing. Raises UserError where another process uses the folder."""
-    summary = hints(folder.path / "summary.json")
+    summary = hints(folder.path / SUMMARY)
     if summary.get("exit") not in (0, STOPPED_BY_MONITOR):
         folder.open(resume=True)
         try:

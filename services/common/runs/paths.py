@@ -20,6 +20,8 @@ CHECKPOINTS = "checkpoints"
 BEST = "best"
 """Name of the link to the checkpoint of the best held-out score, also on the command line."""
 METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+STORE = "likelihood.db"
 FILES = (METRICS, "events.jsonl", "config.yaml")
 """Files of which a run's folder has at least one."""
 
@@ -28,7 +30,7 @@ def refuse_to_lose_records(option: str, out: Path, runs: Iterable[Path]) -> None
     """Raises UserError where a command would write over what a run has recorded. runs: folders, or files of
     metrics."""
     for run in runs:
-        for file in (run, *(run / name for name in (*FILES, "summary.json", "likelihood.db"))):
+        for file in (run, *(run / name for name in (*FILES, SUMMARY, STORE))):
             refuse_to_lose(option, out, {"the command": file})
 
 
@@ -125,7 +127,7 @@ def near_run(path: Path, runs: Path = RUNS) -> str:
 
 def why_no_best(run: Path) -> str:
     """Why a run keeps no checkpoint of its best held-out score, as far as its summary tells."""
-    best = hints(run / "summary.json").get("best")
+    best = hints(run / SUMMARY).get("best")
     if isinstance(best, dict) and best.get("step") == 0 and isinstance(best.get("score"), float):
         return (
             f"its best held-out score, {best['score']:.3f}, is that before training, of which there is no "

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import UnspiralError
+from services.common.runs.paths import STORE
 from services.likelihood.microscope.grid import Filters, StepSamples, heaviest_of, step_samples
 from services.likelihood.store.base import LikelihoodStore
 from services.likelihood.store.opening import open_store
 
-STORE = "likelihood.db"
 MOST_STEPS = 4
 """First and last step, and those of the first alarms."""
 MOST_TRAJECTORIES = 8

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from services.common.errors import UserError
-from services.common.runs.paths import METRICS, is_run, no_run_in, run_folder
+from services.common.runs.paths import METRICS, SUMMARY, is_run, no_run_in, run_folder
 from services.common.users_files import load_json, load_object, load_yaml, reading
 from services.common.validation import fitting
 from services.likelihood.exports.merging import by_step
@@ -147,8 +147,8 @@ def read_run(path: Path) -> RunFiles:
         return run
     if (folder / "events.jsonl").exists():
         run.events = [row for _, row in read_jsonl(folder / "events.jsonl")]
-    if (folder / "summary.json").exists():
-        run.summary = load_object(folder / "summary.json")
+    if (folder / SUMMARY).exists():
+        run.summary = load_object(folder / SUMMARY)
     if (folder / "config.yaml").exists():
         run.config = _plain(read_mapping(folder / "config.yaml"))
     return run

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from services.common.errors import EnvironmentLacks, UserError
+from services.common.runs.paths import STORE
 from services.likelihood.microscope.heads import SampleHead
 from services.likelihood.microscope.prompts import MOST_PROMPTS, KeptPrompt
 from services.likelihood.microscope.record import SampledTrajectory
@@ -37,7 +38,6 @@ from services.likelihood.store.sqlite.store import SQLiteStore
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-FILE = "likelihood.db"
 OPEN = 16
 """Files that stay open, those that were asked last: each thread has a connection of its own to each."""
 Stamp = tuple[tuple[int, int], ...]
@@ -45,7 +45,7 @@ Stamp = tuple[tuple[int, int], ...]
 
 def stores_in(folder: Path) -> list[Path]:
     """The stores of the runs that lie in a folder."""
-    return sorted(folder.glob(f"*/{FILE}")) if folder.is_dir() else []
+    return sorted(folder.glob(f"*/{STORE}")) if folder.is_dir() else []
 
 
 @dataclass

@@ -14,7 +14,7 @@ from ruamel.yaml.error import YAMLError
 from services.common.errors import UserError
 from services.common.files import hints, json_lines
 from services.common.runs.ends import state_of
-from services.common.runs.paths import FILES, LATEST, METRICS, in_runs, is_run, newest_run
+from services.common.runs.paths import FILES, LATEST, METRICS, SUMMARY, in_runs, is_run, newest_run
 
 SCORES = ("eval/em_greedy", "eval/em_sampled")
 AFTER = ("em_after", "em_after_sampled")
@@ -55,11 +55,11 @@ def runs_in(folder: Path) -> list[Listed]:
 
 
 def _listed(folder: Path) -> Listed:
-    files = [folder / name for name in (*FILES, "summary.json")]
+    files = [folder / name for name in (*FILES, SUMMARY)]
     written = {file.name: file.stat().st_mtime for file in files if file.is_file()}
     steps = json_lines(folder / METRICS) if METRICS in written else []
     step = steps[-1].get("step", len(steps)) if steps else 0
-    summary = hints(folder / "summary.json")
+    summary = hints(folder / SUMMARY)
     after = next((summary[k] for k in AFTER if summary.get(k) is not None), None)
     return Listed(
         run=str(folder),

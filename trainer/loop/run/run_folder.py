@@ -25,7 +25,7 @@ from services.common.files import (
     write_json,
     written_aside,
 )
-from services.common.runs.paths import last_step
+from services.common.runs.paths import SUMMARY, last_step
 from services.common.users_files import make_folder
 from services.contracts import Action, Trajectory
 from trainer.config.schema import Config, dump_config
@@ -72,7 +72,7 @@ class RunFolder:
         keep_json_lines(self.path / "events.jsonl", lambda event: True)
         self.earlier_seconds = self._seconds_so_far()
         write_atomically(self.path / "config.yaml", dump_config(self.config, secrets=False))
-        (self.path / "summary.json").unlink(missing_ok=True)  # the end of an earlier attempt
+        (self.path / SUMMARY).unlink(missing_ok=True)  # the end of an earlier attempt
 
     def withdraw(self) -> bool:
         """Remove the folder, still locked, where this process made it and nothing but a run's beginning is in
@@ -105,7 +105,7 @@ class RunFolder:
         )
 
     def summary(self, summary: dict[str, Any]) -> None:
-        write_json(self.path / "summary.json", {k: finite_or_none(v) for k, v in summary.items()}, indent=1)
+        write_json(self.path / SUMMARY, {k: finite_or_none(v) for k, v in summary.items()}, indent=1)
 
     def trajectories(
         self, step: int | str, trajectories: Sequence[Trajectory], rewards: Sequence[float | None]
@@ -160,7 +160,7 @@ class RunFolder:
     def _seconds_so_far(self) -> float:
         """Seconds of all parts so far, by the summary of the last one. One that was killed wrote none: what
         its own steps took then stands for it."""
-        told = hints(self.path / "summary.json").get("seconds")
+        told = hints(self.path / SUMMARY).get("seconds")
         if isinstance(told, int | float):
             return float(told)
         begun = [e for e in json_lines(self.path / "events.jsonl") if e.get("event") == "resume"]
