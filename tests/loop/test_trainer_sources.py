@@ -9,7 +9,7 @@ import pytest
 
 from services.likelihood.exports.run_files import read_run
 from trainer.loop.run import sources
-from trainer.loop.run.run_state import RunState
+from trainer.loop.run.run_outcome import RunOutcome
 
 
 def test_prompts_are_counted_and_scored_by_source():
@@ -34,8 +34,8 @@ def test_the_line_after_an_evaluation_holds_the_score_of_each_source():
     before = {"before/greedy": {"em": 0.1, "n": 4}}  # of a run of an earlier release
     after = {"step3/greedy": {"em": 0.5, "n": 4, "em_by_source": {"nq": 0.7, "popqa": 0.3}}}
     run = SimpleNamespace(scores=before | after)
-    assert RunState.held_out(run, 0) == {"eval/em_greedy": 0.1}
-    assert RunState.held_out(run, 3) == {
+    assert RunOutcome.held_out(run, 0) == {"eval/em_greedy": 0.1}
+    assert RunOutcome.held_out(run, 3) == {
         "eval/em_greedy": 0.5,
         "eval/nq/em_greedy": 0.7,
         "eval/popqa/em_greedy": 0.3,

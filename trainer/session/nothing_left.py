@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from services.common.counting import counted
 from services.common.files import hints
@@ -13,8 +12,7 @@ from services.likelihood.exports.report import write_report
 from trainer.config.schema import Config
 from trainer.loop.run.best import Best
 from trainer.loop.run.run_folder import RunFolder
-from trainer.loop.run.run_state import RunState
-from trainer.loop.run.system import System
+from trainer.loop.run.run_outcome import RunOutcome
 from trainer.session.resuming.rules import Resumed
 
 STOPPED_BY_MONITOR = 4
@@ -46,11 +44,9 @@ def ended_already(
     if summary.get("exit") not in (0, STOPPED_BY_MONITOR):
         folder.open(resume=True)
         try:
-            cursor = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
-            parts = SimpleNamespace(config=config, folder=folder, cursor=cursor, identity={})
-            state = RunState(cast("System", parts))
-            state.take_up(resumed.state)
-            summary = state.summary() | {"seconds": round(folder.earlier_seconds, 1), "exit": 0}
+            outcome = RunOutcome(config, folder)
+            outcome.take_up(resumed.state)
+            summary = outcome.summary() | {"seconds": round(folder.earlier_seconds, 1), "exit": 0}
             folder.summary(summary)
         finally:
             folder.close()
