@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.files import move, put_folder, readable_as_usual, sync
+from services.common.files import move, put_folder, readable_as_usual, sync, write_json
 from services.common.runs.paths import (
     BEST,
     LATEST,
@@ -40,7 +40,7 @@ from services.common.runs.paths import (
     run_folder,
     why_no_best,
 )
-from trainer.learner.tensor_files import INDEX, write_json
+from trainer.learner.tensor_files import INDEX
 
 MANIFEST = "manifest.json"
 ASIDE = ".tmp-"
@@ -82,7 +82,7 @@ def written_aside(path: Path, known: Mapping[str, dict[str, Any]] | None = None)
         for f in files:
             if (name := str(f.relative_to(aside))) not in manifest:
                 manifest[name] = {"bytes": f.stat().st_size, "sha256": _sha256(f)}
-        write_json(aside / MANIFEST, {"files": manifest})
+        write_json(aside / MANIFEST, {"files": manifest}, indent=1, sort_keys=True)
         readable_as_usual(aside)
         # All of it, before the rename: after a power cut a name may be there without what it names.
         for f in [*files, aside / MANIFEST, *(d for d in aside.rglob("*") if d.is_dir()), aside]:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from services.common.errors import UserError
-from services.common.files import hints
+from services.common.files import hints, write_json
 from trainer.learner.checkpoint import MANIFEST, STATE, find, require_whole, written_aside
 from trainer.learner.model.lora import merge
 from trainer.learner.model.model_identity import weights_digest
-from trainer.learner.tensor_files import TensorReader, TensorWriter, write_json
+from trainer.learner.tensor_files import TensorReader, TensorWriter
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,8 +51,8 @@ def exported(out: Path, model_files: Path, *, dtype: str, about: dict[str, Any])
         # The older spelling of `dtype`, which would go on naming the type of the weights that training began
         # from.
         config.pop("torch_dtype", None)
-        write_json(folder / "config.json", config | {"dtype": dtype})
-        write_json(folder / EXPORT_MARK, about)
+        write_json(folder / "config.json", config | {"dtype": dtype}, indent=1, sort_keys=True)
+        write_json(folder / EXPORT_MARK, about, indent=1, sort_keys=True)
         writer = TensorWriter(folder)
         yield writer
         writer.finish()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.common.files import write_json
 from services.contracts import WeightsReceiver, WeightUpdate
 from services.weight_sync import choose_backend, make_publisher, make_source
 from trainer.config.schema import Config
@@ -121,8 +122,8 @@ class RankWeights:
                 rng.add("cpu", torch.get_rng_state())
                 rng.finish()
                 export.copy_model_files(self.model_path, folder / "model")
-                tensor_files.write_json(folder / "learner.json", self._counters())
-                tensor_files.write_json(folder / "state.json", state)
+                write_json(folder / "learner.json", self._counters(), indent=1, sort_keys=True)
+                write_json(folder / "state.json", state, indent=1, sort_keys=True)
 
     def load(self, path: str) -> dict[str, Any]:
         """Read a checkpoint. Returns the driver's state. Raises UserError for one that is torn or of another

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from services.common.errors import UserError
-from services.common.files import move
+from services.common.files import move, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,8 @@ class TensorWriter:
         if self._shards == 1:
             move(self.folder / "model-00001.safetensors", self.folder / "model.safetensors")
         else:
-            write_json(self.folder / INDEX, {"metadata": {}, "weight_map": self._where})
+            index = {"metadata": {}, "weight_map": self._where}
+            write_json(self.folder / INDEX, index, indent=1, sort_keys=True)
 
     def _flush(self) -> None:
         from safetensors import SafetensorError
@@ -85,7 +86,3 @@ class TensorReader:
         if name not in self._where:
             raise UserError(f"the checkpoint has no tensor {name}: it is of another model")
         return self._where[name].get_tensor(name)
-
-
-def write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
