@@ -7,6 +7,7 @@ import asyncio
 import re
 from contextlib import closing
 
+import chromium
 import pytest
 from agent_world import NAME, StillAgent, spec_of
 from chromium import CHROMIUM, browser  # noqa: F401
@@ -41,18 +42,12 @@ def opened(browser, service, still):
     pages = []
 
     def open_at(path="/", url=service[1], width=1440, **options):
-        page = browser.new_page(viewport={"width": width, "height": 900}, **options)
-        page.wrong = []
-        page.on("pageerror", lambda e: page.wrong.append(str(e)))
-        page.on("request", lambda r: None if r.url.startswith(url) else page.wrong.append(r.url))
-        page.goto(url + path)
-        pages.append(page)
-        return page
+        pages.append(chromium.opened(browser, url + path, width, ours=url, **options))
+        return pages[-1]
 
     yield open_at
     for page in pages:
-        assert page.wrong == []
-        page.close()
+        chromium.closed_well(page)
 
 
 def test_a_question_is_answered_with_turns_searches_and_documents(opened, still):

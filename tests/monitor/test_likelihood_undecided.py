@@ -7,8 +7,7 @@ import json
 
 import httpx
 import pytest
-from chromium import CHROMIUM, browser  # noqa: F401
-from test_likelihood_step_page import opened
+from chromium import CHROMIUM, browser, opened  # noqa: F401
 
 from services.likelihood.exports.report import write_report
 from services.likelihood.monitor.detectors.table import READS

@@ -8,9 +8,8 @@ from contextlib import closing
 
 import httpx
 import pytest
-from chromium import CHROMIUM, browser  # noqa: F401
+from chromium import CHROMIUM, browser, opened  # noqa: F401
 from playwright.sync_api import expect
-from test_likelihood_step_page import opened
 
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 

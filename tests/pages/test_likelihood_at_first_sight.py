@@ -7,11 +7,11 @@ import json
 
 import httpx
 import pytest
-from chromium import CHROMIUM, browser, until  # noqa: F401
+from chromium import CHROMIUM, browser, opened, until  # noqa: F401
 from microscope_world import trajectory
 from playwright.sync_api import expect
 from suite_rows import evaluation
-from test_likelihood_step_page import opened, post, recorded
+from test_likelihood_step_page import post, recorded
 
 from services.likelihood.evaluations import evaluation_event
 from services.likelihood.exports.report import write_report

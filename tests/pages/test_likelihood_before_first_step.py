@@ -8,10 +8,9 @@ import time
 
 import httpx
 import pytest
-from chromium import CHROMIUM, browser  # noqa: F401
+from chromium import CHROMIUM, browser, opened  # noqa: F401
 from control_world import Run
 from playwright.sync_api import expect
-from test_likelihood_step_page import opened
 
 from services.common.files import lock
 from services.control.cli import recorded, show

@@ -7,9 +7,9 @@ import json
 
 import httpx
 import pytest
-from chromium import CHROMIUM, browser  # noqa: F401
+from chromium import CHROMIUM, browser, opened  # noqa: F401
 from playwright.sync_api import expect
-from test_likelihood_step_page import opened, recorded
+from test_likelihood_step_page import recorded
 
 from services.likelihood.exports.report import write_report
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from chromium import CHROMIUM, browser  # noqa: F401
+from chromium import CHROMIUM, browser, opened  # noqa: F401
 from playwright.sync_api import expect
-from test_likelihood_step_page import fall_at, opened, recorded
+from test_likelihood_step_page import fall_at, recorded
 
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 from tests.pages.microscope_world import collapsing_step

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from chromium import CHROMIUM, browser  # noqa: F401
+from chromium import CHROMIUM, browser, opened  # noqa: F401
 from microscope_world import trajectory
-from test_likelihood_step_page import opened
 
 from services.likelihood.evaluations import evaluation_event
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from chromium import CHROMIUM, browser, until  # noqa: F401
+from chromium import CHROMIUM, browser, opened, until  # noqa: F401
 from playwright.sync_api import expect
 from test_likelihood_focus import run  # noqa: F401
-from test_likelihood_step_page import opened, recorded
+from test_likelihood_step_page import recorded
 
 from trainer.suite.shown.page import page as suite_page
 

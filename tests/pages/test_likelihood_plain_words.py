@@ -6,11 +6,10 @@ import json
 
 import httpx
 import pytest
-from chromium import CHROMIUM, browser, until  # noqa: F401
+from chromium import CHROMIUM, browser, opened, until  # noqa: F401
 from microscope_world import trajectory
 from playwright.sync_api import expect
 from test_likelihood_axis_labels import LABELS_OF, RECORD
-from test_likelihood_step_page import opened
 
 from services.likelihood.exports.report import write_report
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread

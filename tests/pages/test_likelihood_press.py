@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from chromium import CHROMIUM, browser, until  # noqa: F401
+from chromium import CHROMIUM, browser, opened, until  # noqa: F401
 from playwright.sync_api import expect
 from test_likelihood_focus import Going, run  # noqa: F401
-from test_likelihood_step_page import opened
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 # How often it was asked whether a press is over: all that the page draws by itself asks first.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from chromium import CHROMIUM, browser, until  # noqa: F401
-from test_likelihood_step_page import opened
+from chromium import CHROMIUM, browser, opened, until  # noqa: F401
 
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 

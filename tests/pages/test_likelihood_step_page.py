@@ -6,7 +6,7 @@ import json
 
 import httpx
 import pytest
-from chromium import CHROMIUM, browser  # noqa: F401
+from chromium import CHROMIUM, browser, opened  # noqa: F401
 from places import DATA
 from redis_server import RedisServer
 
@@ -56,18 +56,6 @@ def server(folder):
     post(server.url)
     yield server
     server.stop()
-
-
-def opened(browser, url, width=1400, height=900, **options):
-    page = browser.new_page(viewport={"width": width, "height": height}, **options)
-    page.errors = []
-    page.foreign = []
-    page.on("pageerror", lambda e: page.errors.append(str(e)))
-    page.on(
-        "request", lambda r: None if r.url.startswith(("http://127", "data:")) else page.foreign.append(r.url)
-    )
-    page.goto(url)
-    return page
 
 
 def change_of(page) -> float:

@@ -10,6 +10,7 @@ import re
 import time
 from pathlib import Path
 
+import chromium
 import httpx
 import pytest
 from chromium import CHROMIUM, browser  # noqa: F401
@@ -70,22 +71,15 @@ def opened(browser):
     pages = []
 
     def open_at(url, width=1440):
-        page = browser.new_page(viewport={"width": width, "height": 900})
+        page = chromium.opened(browser, url, width)
         page.set_default_timeout(15_000)
-        page.wrong = []
-        page.on("pageerror", lambda e: page.wrong.append(str(e)))
-        page.on("dialog", lambda d: page.wrong.append(d.message))
-        ours = ("http://127", "data:", "blob:http://127")
-        page.on("request", lambda r: None if r.url.startswith(ours) else page.wrong.append(r.url))
-        page.goto(url)
         page.wait_for_selector(".status.live")
         pages.append(page)
         return page
 
     yield open_at
     for page in pages:
-        assert page.wrong == []
-        page.close()
+        chromium.closed_well(page)
 
 
 def test_a_reward_that_rose_and_fell_is_said_to_have_fallen_from_its_best(server, opened):
