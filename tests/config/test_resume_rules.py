@@ -12,9 +12,9 @@ import torch
 from checkpoint_files import fill
 from places import ROOT
 from safetensors.torch import save_file
+from scripted_runs import started, trained
 from test_bad_input import call
 from test_trainer_monitor_actions import Scripted, system
-from test_trainer_stopping import started, trained
 
 from services.common.errors import UserError
 from services.contracts import Question

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from scripted_runs import started, trained
 from test_trainer_monitor_actions import system
-from test_trainer_stopping import started, trained
 
 from services.settings import RolloutSettings
 from trainer.commands.agent.source import agent_spec, named

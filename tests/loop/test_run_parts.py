@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from scripted_runs import quick, started, summary, trained  # noqa: F401
 from test_trainer_cut_short import Sampling
 from test_trainer_monitor_actions import Scripted, system
-from test_trainer_stopping import quick, started, summary, trained  # noqa: F401
 
 from services.common.errors import UserError
 from services.common.processes import signals

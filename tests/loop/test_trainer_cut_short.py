@@ -10,8 +10,8 @@ import signal
 import time
 
 import pytest
+from scripted_runs import Halting, checkpoints, listened, quick, send, started, summary, trained  # noqa: F401
 from test_trainer_monitor_actions import Scripted, system
-from test_trainer_stopping import Halting, checkpoints, listened, quick, send, started, summary, trained  # noqa: F401
 
 from services.common.processes import signals
 from trainer.learner.checkpoint import CheckpointNotWritten, latest, step_folder

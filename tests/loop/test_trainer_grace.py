@@ -6,8 +6,8 @@ import asyncio
 import signal
 
 import pytest
+from scripted_runs import Halting, listened, send
 from test_trainer_monitor_actions import system
-from test_trainer_stopping import Halting, listened, send
 
 from services.common.processes import signals
 from trainer.session.run import kept_so_far

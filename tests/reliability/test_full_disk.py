@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from full_disk import fill, read_only, small_disk
 from rich.console import Console
+from scripted_runs import started
 from test_likelihood_client import free_port, record
 from test_trainer_monitor_actions import Scripted, system
-from test_trainer_stopping import started
 
 from services.common.errors import EnvironmentLacks
 from services.common.files import write_atomically

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from checkpoint_files import fill
 from end_to_end import ENVIRONMENT
+from scripted_runs import Halting, checkpoints, listened, send
 from test_trainer_monitor_actions import Scripted, events, system
-from test_trainer_stopping import Halting, checkpoints, listened, send
 
 from services.common.errors import UnspiralError
 from services.common.processes import signals
@@ -387,7 +387,8 @@ def test_what_does_not_end_after_a_second_signal_is_left(tmp_path):
     """In a process of its own: what was started hangs while it is ended."""
     script = f"""
 import asyncio, pathlib, signal, time
-from test_trainer_stopping import Halting, listened, send, system
+from scripted_runs import Halting, listened, send
+from test_trainer_monitor_actions import system
 from services.common.processes import signals
 from trainer.session import stopping
 stopping.LEAVE_SECONDS = 1.0
@@ -409,7 +410,8 @@ def test_a_signal_while_what_was_started_ends_leaves_now(tmp_path):
     """The third of a run that hangs: no child would outlive it."""
     script = f"""
 import asyncio, os, pathlib, signal, time
-from test_trainer_stopping import Halting, listened, send, system
+from scripted_runs import Halting, listened, send
+from test_trainer_monitor_actions import system
 from services.common.processes import signals
 signals.REPEAT_SECONDS = 0.2
 async def thrice(driver):

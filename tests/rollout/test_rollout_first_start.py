@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from rollout_fakes import ScriptedWorker
-from test_rollout_membership import pool_of, until
+from scripted_pool import pool_of, until
 
 from services.common.errors import EnvironmentLacks
 from services.contracts import WorkerInfo

@@ -11,7 +11,7 @@ from bare_start import bare_start
 from end_to_end import command, configuration, events, finish, metrics
 from rollout_fakes import ScriptedWorker
 from rollout_models import tiny_model
-from test_rollout_membership import pool_of, until
+from scripted_pool import pool_of, until
 from test_trainer_monitor_actions import system
 
 from services.common.errors import EnvironmentLacks, UnspiralError, UserError

@@ -7,7 +7,7 @@ import contextlib
 from types import SimpleNamespace
 
 from rollout_fakes import ScriptedWorker
-from test_rollout_membership import pool_of, until
+from scripted_pool import pool_of, until
 
 from services.contracts import WorkerInfo
 from services.rollout.pool import membership, placement
