@@ -58,6 +58,25 @@ def test_a_resumed_learner_takes_the_very_same_steps(model, tmp_path, stage, dty
     assert same_bits(again.master(), rank.master())
 
 
+@pytest.mark.parametrize("stage", [0, 2])
+def test_adapters_with_a_kept_copy_to_compare_with_take_the_very_same_steps_when_resumed(
+    model, tmp_path, stage
+):
+    config = make_config(
+        model,
+        algorithm={"llds": {"lambda": 0.2, "anchor": "snapshot", "snapshot_every": 3}},
+        learner={"lora": {"rank": 4, "alpha": 8}, "lr": 0.02, "zero_stage": stage},
+    )
+    rank = start_rank(config, model)
+    for step in (1, 2):
+        update(rank, step)
+    rank.save(str(tmp_path / "c"), {})
+    again = start_rank(config, model)
+    again.load(str(tmp_path / "c"))
+    assert same_bits(again.snapshot, rank.snapshot)
+    assert_same_steps(update(again, 3), update(rank, 3))
+
+
 def test_a_learner_resumed_after_a_batch_in_which_nothing_could_act_takes_the_very_same_steps(
     model, tmp_path
 ):

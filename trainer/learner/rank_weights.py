@@ -111,7 +111,7 @@ class RankWeights:
             if self.snapshot is not None:
                 # Through the engine, which alone knows how ZeRO has divided it: weights and snapshot change
                 # places.
-                with self.engine.exchanged(self.snapshot), _all_of(self.engine.iter_weights(2**28)) as kept:
+                with self.engine.exchanged(self.snapshot), _all_of(self.engine.iter_trained(2**28)) as kept:
                     if folder:
                         writer = tensor_files.TensorWriter(folder / "snapshot")
                         for name, tensor in kept:

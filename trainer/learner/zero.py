@@ -175,6 +175,10 @@ class ZeroEngine:
         is held."""
         if self.policy.lora_scale:
             return self.policy.merged_weights()
+        return self.iter_trained(bucket_bytes)
+
+    def iter_trained(self, bucket_bytes: int) -> Iterator[tuple[str, Tensor]]:
+        """As `iter_weights`, of the parameters that are trained: with LoRA the adapters alone."""
         if self.stage < 3:
             return ((name, p.detach()) for name, p in self.weights)
         return iter_partitioned(self.weights, bucket_bytes)
