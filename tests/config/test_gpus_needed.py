@@ -3,9 +3,8 @@
 import pytest
 from command_line import run  # noqa: F401
 
-from trainer.config.gpus_needed import lack_of_gpus
 from trainer.config.schema import parse_config
-from trainer.session.gpus import check_gpus_here, gpus_here
+from trainer.session.gpus import check_gpus_here, gpus_here, lack_of_gpus
 
 NEEDED = {"model": {"path": "m"}, "data": {"train": "t"}, "retriever": {"url": "http://none"}}
 SHARED = {"share_gpus": True, "workers": 1, "max_staleness": 0}

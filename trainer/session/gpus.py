@@ -1,13 +1,54 @@
-"""Whether this machine has the GPUs that a configuration needs, told before Ray starts."""
+"""How many GPUs a configuration needs, and whether this machine has them: told before Ray starts."""
 
 from __future__ import annotations
 
 import os
 
+from services.common.counting import counted
 from services.common.errors import EnvironmentLacks
 from services.common.loading.extras import installed
-from trainer.config.gpus_needed import lack_of_gpus
 from trainer.config.schema import Config
+
+CPU_INSTEAD = "unspiral init --gpus 0 writes a configuration for a CPU"
+
+
+def asked_by(config: Config) -> list[str]:
+    """The settings that have no meaning without a GPU, as `rollout.share_gpus=true` (with engine
+    `transformers` the turns work on a CPU too). Without any a run takes what is there."""
+    rollout = config.rollout
+    asked = {
+        "rollout.share_gpus=true": rollout.share_gpus and rollout.engine == "vllm",
+        f"rollout.tensor_parallel={rollout.tensor_parallel}": rollout.tensor_parallel > 1,
+        "weight_sync.backend=nccl": config.weight_sync.backend == "nccl",
+    }
+    return [setting for setting, is_asked in asked.items() if is_asked]
+
+
+def needed(config: Config) -> int:
+    """GPUs of a run that computes on GPUs: one for each learner rank and `rollout.tensor_parallel` for each
+    worker, or the same ones in turns."""
+    workers = 1 if config.rollout.workers == "all" else config.rollout.workers
+    ranks = config.learner.ranks
+    if config.rollout.share_gpus:
+        return max(workers, ranks)
+    return workers * config.rollout.tensor_parallel + ranks
+
+
+def lack_of_gpus(config: Config, there: int) -> tuple[str, str] | None:
+    """What is missing on a machine with so many GPUs, and what to do; None where a run can start."""
+    wanted = needed(config)
+    if not there and (asked := asked_by(config)):
+        return (
+            f"{', '.join(asked)}: needs {counted(wanted, 'GPU')}, and this machine has none",
+            CPU_INSTEAD,
+        )
+    if 0 < there < wanted:
+        return (
+            f"learner.ranks={config.learner.ranks}, rollout.workers={config.rollout.workers}: "
+            f"{counted(wanted, 'GPU is', 'GPUs are')} needed, and this machine has {there}",
+            "ask for fewer workers and ranks, or set rollout.share_gpus=true",
+        )
+    return None
 
 
 def gpus_here() -> int:

@@ -33,10 +33,9 @@ from trainer.commands.checks.findings import GIB, Finding, judged, status_of
 from trainer.commands.checks.leftovers import find_leftovers
 from trainer.commands.options import Overrides
 from trainer.commands.version import version
-from trainer.config.gpus_needed import lack_of_gpus
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config, load_config
-from trainer.session.gpus import gpus_here
+from trainer.session.gpus import gpus_here, lack_of_gpus
 
 NAMES = 24
 """Columns for the name of a finding; a longer one pushes its line."""
