@@ -23,7 +23,7 @@ from trainer.learner.checkpoint import (
     prune,
     written_aside,
 )
-from trainer.learner.schedule import lr_factor
+from trainer.learner.steps.schedule import lr_factor
 from trainer.loop.run.best import Best
 from trainer.loop.run.sources import compared
 from trainer.session.preflight.held_out import check_held_out

@@ -9,7 +9,7 @@ from runs import at_step, kill, run_config, start
 
 from trainer.config.learner import LearnerSettings
 from trainer.learner.checkpoint import best_of
-from trainer.learner.schedule import lr_factor
+from trainer.learner.steps.schedule import lr_factor
 
 
 def reward(trajectory):

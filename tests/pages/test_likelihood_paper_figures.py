@@ -12,8 +12,8 @@ from places import ROOT
 from typer.testing import CliRunner
 
 from services.likelihood.cli import report
-from services.likelihood.exports.paper_figures import FIGURES, paper_figures
 from services.likelihood.exports.report import write_report
+from services.likelihood.exports.report_parts.paper_figures import FIGURES, paper_figures
 
 
 def run_folder(tmp_path, name, **more):

@@ -36,7 +36,7 @@ from trainer.learner.model.policy import PolicyModel, load_policy
 from trainer.learner.objective import TERMS, Objective, StepStats, can_act
 from trainer.learner.rank_steps import RankSteps
 from trainer.learner.results import RankInfo, RankScores, RankUpdate
-from trainer.learner.schedule import lr_factor
+from trainer.learner.steps.schedule import lr_factor
 
 
 class LearnerRank(RankSteps):

@@ -14,7 +14,7 @@ from trainer.learner.batches.micro_batches import MicroBatch
 from trainer.learner.model import memory
 from trainer.learner.model.policy import PolicyModel
 from trainer.learner.rank_weights import RankWeights
-from trainer.learner.retaking import Attempt, Reductions, add_gradients
+from trainer.learner.steps.retaking import Attempt, Reductions, add_gradients
 
 log = logging.getLogger("trainer.learner")
 TRIED_AGAIN = 1.02

@@ -15,8 +15,8 @@ from services.common.runs.ends import ending
 from services.common.users_files import writing
 from services.likelihood.evaluations import evaluation_text
 from services.likelihood.exports.fixed_prompts import measured
-from services.likelihood.exports.paper_figures import paper_figures
-from services.likelihood.exports.report_samples import report_samples
+from services.likelihood.exports.report_parts.paper_figures import paper_figures
+from services.likelihood.exports.report_parts.trajectories import report_samples
 from services.likelihood.exports.run_files import RunFiles, differences, held_out, read_run
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.store import series
