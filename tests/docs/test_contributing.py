@@ -2,6 +2,7 @@
 
 import re
 
+from page_parts import section
 from places import ROOT
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -39,3 +40,17 @@ def test_every_test_to_copy_is_there():
         for name in re.findall(r"^(?:async )?def (test_\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
     }
     assert len(names) > 8 and names - defined == set()
+
+
+def test_every_room_says_where_its_tests_are():
+    """Each folder of tests has a place in the table, and so has each package of the map."""
+    table = section(PAGE, "Test one room")
+    folders = {p.name for p in (ROOT / "tests").iterdir() if list(p.glob("*.py"))}
+    assert [name for name in sorted(folders) if f"`tests/{name}/`" not in table] == []
+    rooms = {
+        f"{package}/{p.name}/"
+        for package in ("trainer", "services")
+        for p in (ROOT / package).iterdir()
+        if list(p.glob("*.py"))
+    }
+    assert [room for room in sorted(rooms) if f"`{room}`" not in table] == []
