@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -101,6 +102,23 @@ def test_a_resume_on_other_data_fails_in_one_line(other, says):
     assert says in str(e.value)
     assert "\n" not in str(e.value)
     assert other.state_dict() == before
+
+
+def test_a_resume_on_other_golden_answers_is_refused_unless_they_may_change():
+    def corrected(**options):
+        rows = [replace(q, golden_answers=("x", "y")) if q.id == "3" else q for q in questions(5)]
+        return PromptCursor(rows, 1, True, **options)
+
+    stopped = PromptCursor(questions(5), 1, True)
+    stopped.take(7)
+    state = json.loads(json.dumps(stopped.state_dict()))
+    with pytest.raises(UserError, match=r"^data\.train: .* their golden answers are not: .*--allow-changed"):
+        corrected().load_state_dict(state)
+    allowed = corrected(may_change=frozenset({"data.train"}))
+    allowed.load_state_dict(state)
+    assert ids(allowed.take(5)) == ids(stopped.take(5)), "the same pass goes on"
+    del state["answers"]  # of an earlier version
+    corrected().load_state_dict(state)
 
 
 def test_a_state_that_lacks_something_is_refused():

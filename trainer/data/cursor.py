@@ -15,8 +15,8 @@ class PromptCursor:
     """Goes through the questions pass after pass. Each pass has its own order, which seed and pass alone
     decide (on any machine).
 
-    The state is a few numbers and a checksum of the questions, so that a resumed run takes exactly the
-    prompts that an undisturbed one takes.
+    The state is a few numbers and checksums of the questions, so that a resumed run takes exactly the prompts
+    that an undisturbed one takes, and scores their answers by the same ones.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class PromptCursor:
         self.may_change = may_change
         self.epoch, self.position = 0, 0
         self.checksum = _checksum(questions)
+        self.answers = _checksum_of_answers(questions)
         self._order = self._order_of(0)
 
     def take(self, n: int) -> list[Question]:
@@ -69,6 +70,7 @@ class PromptCursor:
             "shuffle": self.shuffle,
             "questions": len(self.questions),
             "checksum": self.checksum,
+            "answers": self.answers,
             **({"weights": self.weights} if self.weights else {}),
         }
 
@@ -78,7 +80,9 @@ class PromptCursor:
 
         With one that is other and may be, a new pass begins."""
         mine = self.state_dict()
-        missing = sorted(mine.keys() - state.keys() - {"weights"})
+        missing = sorted(
+            mine.keys() - state.keys() - {"weights", "answers"}
+        )  # earlier versions kept no answers
         if missing:
             raise UserError(
                 f"prompt cursor: the saved state lacks {', '.join(missing)}; the run cannot go on with the "
@@ -104,6 +108,15 @@ class PromptCursor:
                 f"{mine['questions']} now, checksums "
                 f"{state['checksum']} and {mine['checksum']}); resume with the same file, or begin a new "
                 "pass with --allow-changed data.train"
+            )
+        if (
+            state["checksum"] == mine["checksum"]
+            and state.get("answers", mine["answers"]) != mine["answers"]
+            and "data.train" not in self.may_change
+        ):
+            raise UserError(
+                "data.train: the questions are those that the run began with, their golden answers are not: "
+                "its rewards would be others (--allow-changed data.train goes on with them)"
             )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
         others = any(state[key] != mine[key] for key in ("seed", "shuffle", "checksum"))
@@ -147,4 +160,12 @@ def _checksum(questions: list[Question]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for q in questions:
         digest.update(f"{q.id}\0{q.text}\0".encode())
+    return digest.hexdigest()
+
+
+def _checksum_of_answers(questions: list[Question]) -> str:
+    """Of the golden answers in order: by other ones the same text earns another reward."""
+    digest = hashlib.blake2b(digest_size=8)
+    for q in questions:
+        digest.update("".join(f"{answer}\0" for answer in q.golden_answers).encode() + b"\1")
     return digest.hexdigest()

@@ -60,7 +60,8 @@ GROUPS = (
     Group(
         "on request",
         ("data.train",),
-        "the questions would be others; on request a new pass begins. A file that was moved is the same one",
+        "the questions, or their golden answers, would be others; on request a new pass begins, or the same "
+        "one goes on by the new answers. A file that was moved is the same one",
     ),
     Group(
         "warns",
