@@ -20,7 +20,7 @@ import httpx
 import orjson
 
 from services.common.answers import object_of
-from services.common.errors import UserError
+from services.common.errors import EnvironmentLacks, UserError
 from services.contracts import TokenBatch
 from services.likelihood.microscope.building import Lens, Slide
 from services.likelihood.microscope.probe_slide import ProbeSlide
@@ -311,8 +311,16 @@ class LikelihoodClient:
         self._suspect = message.seq, tries
         if tries < POISON_TRIES or not self._is_well():
             return False
-        with self._changed:
-            bad = self._spool.put_aside(message)
+        try:
+            with self._changed:
+                bad = self._spool.put_aside(message)
+        except (EnvironmentLacks, OSError) as e:  # a full disk must not end the thread that sends
+            self._suspect = message.seq, 0
+            log.error(
+                "likelihood service %s: %s of run %s, step %d cannot be put aside (%s): it is tried again",
+                *(self.url, message.kind, message.run, message.step, e),
+            )
+            return False
         self.refused += 1
         about = (self.url, message.kind, message.run, message.step, tries, problem, bad)
         log.error(

@@ -27,6 +27,7 @@ from services.likelihood import client as client_module
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.records import EventRecord, StepRecord, parsed
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
+from services.likelihood.spool import Spool
 from services.likelihood.wire.tokens import pack_tokens, unpack_tokens
 
 MIB = 1 << 20
@@ -331,6 +332,36 @@ def test_a_record_that_breaks_the_service_is_put_aside_and_those_behind_it_arriv
     (bad,) = (tmp_path / "spool").glob("*.bad")
     assert b'"step":1' in bad.read_bytes()
     assert "step 1 failed 8 times (500 internal error: TypeError); put aside as" in caplog.text
+
+
+def test_a_disk_that_takes_no_record_put_aside_does_not_stop_the_client(tmp_path, monkeypatch, caplog):
+    class Broken(Poisoned):
+        seen: ClassVar[list[int]] = []
+
+    monkeypatch.setattr(client_module, "RETRY_SECONDS", (0.01,))
+    save = Spool._save
+    full = [EnvironmentLacks("spool: no space left")]
+
+    def saved(spool, message, path):
+        if full:
+            raise full.pop()
+        save(spool, message, path)
+
+    monkeypatch.setattr(Spool, "_save", saved)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Broken)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}"
+        with caplog.at_level(logging.ERROR), LikelihoodClient(url, spool_dir=tmp_path / "spool") as client:
+            for step in range(3):
+                client.post_step("run", StepRecord(step=step))
+            assert client.flush(30) and client.refused == 1 and client.waiting == 0
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert Broken.seen == [0] + [1] * 2 * client_module.POISON_TRIES + [2]
+    assert len(list((tmp_path / "spool").glob("*.bad"))) == 1
+    assert "step 1 cannot be put aside (spool: no space left): it is tried again" in caplog.text
 
 
 def test_an_event_that_no_json_can_hold_does_not_stop_the_client(tmp_path, caplog):
