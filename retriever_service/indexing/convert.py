@@ -3,10 +3,11 @@ with the recall that it costs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -64,6 +65,7 @@ def convert_index(
     search: over the questions of `queries` (JSONL with `question`, or one per line; needs the model), or over
     `sample` vectors between stored ones, which is a harder test than questions.
     """
+    form = _Form(kind, nprobe, ef_search, rescore, rescore_dtype)
     source = Path(source)
     given = Path(corpus) if corpus else None
     exact = _of_folder(source, given) if source.is_dir() else _of_file(source, given, model, family)
@@ -79,21 +81,13 @@ def convert_index(
     encoder = _encoder_for(exact, model, flat.d) if model or queries else None
     if encoder:
         settings = {"encoder": encoder.settings.as_dict(), "fingerprint": encoder.fingerprint}
-    settings |= {"type": kind, "nprobe": nprobe, "ef_search": ef_search}
-    vector_bytes = 0 if kind == "Flat" else stored_bytes(flat.d, kind)  # a flat one is linked
-    if rescore:
-        if rescore_dtype not in DTYPES:
-            raise UserError(f"rescore_dtype {rescore_dtype!r}: {accepted(rescore_dtype, DTYPES)}")
-        settings |= {"rescore": rescore, "rescore_dtype": rescore_dtype}
-        # The lists of the blocks and the merged ones lie on the disk together for a while.
-        vector_bytes = 2 * vector_bytes + np.dtype(rescore_dtype).itemsize * flat.d
     plan = Plan(
         corpus=exact.corpus,
         out=Path(out),
         backend="dense",
-        settings=settings,
+        settings=settings | form.settings(),
         by="convert",
-        vector_bytes=vector_bytes,
+        vector_bytes=form.bytes_of_a_vector(flat.d),
         skip_bad=skip_bad,
         overwrite=overwrite,
         tell=progress or silent,
@@ -109,28 +103,64 @@ def convert_index(
                 f"{exact.vectors}: {flat.ntotal} vectors for {passages} passages of {exact.corpus}; it "
                 "belongs to another corpus"
             )
-        target = build.work / FOLDER / INDEX_FILE
-        target.parent.mkdir(exist_ok=True)
-        if kind == "Flat":
-            link_or_copy(exact.vectors, target)
-        elif rescore:
-            write_rescored(exact.vectors, build.work, kind, rescore_dtype, note)
-        else:
-            convert(exact.vectors, target, kind, progress=note)
+        form.write(exact.vectors, build.work, note)
 
     measured: dict[int, float] = {}
 
     def measure(folder: Path) -> None:
-        made = open_faiss(folder / FOLDER / INDEX_FILE)
-        set_search_effort(made, nprobe, ef_search)
         asked = encoder.queries(questions) if encoder and questions else sample_queries(flat, sample)
-        if rescore:
-            vectors = ExactVectors(folder / FOLDER / EXACT_FILE, rescore_dtype, flat.d, flat.ntotal)
-            measured.update({k: rescored_recall(flat, made, vectors, asked, k, rescore) for k in RECALL_AT})
-        else:
-            measured.update({k: recall(flat, made, asked, k) for k in RECALL_AT})
+        measured.update(form.recall(folder, flat, asked))
 
     return make_index(plan, write, measure), measured
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What an index is converted to."""
+
+    kind: str
+    nprobe: int | None
+    ef_search: int | None
+    rescore: int
+    """Candidates for each passage that are scored again by the vectors; 0: the index keeps no vectors."""
+    rescore_dtype: str
+
+    def settings(self) -> IndexSettings:
+        """Of the new index, beside its encoder's. Raises UserError."""
+        made: IndexSettings = {"type": self.kind, "nprobe": self.nprobe, "ef_search": self.ef_search}
+        if not self.rescore:
+            return made
+        if self.rescore_dtype not in DTYPES:
+            raise UserError(f"rescore_dtype {self.rescore_dtype!r}: {accepted(self.rescore_dtype, DTYPES)}")
+        return made | {"rescore": self.rescore, "rescore_dtype": self.rescore_dtype}
+
+    def bytes_of_a_vector(self, dimension: int) -> int:
+        """On the disk, while the index is made."""
+        stored = 0 if self.kind == "Flat" else stored_bytes(dimension, self.kind)  # a flat one is linked
+        if not self.rescore:
+            return stored
+        # The lists of the blocks and the merged ones lie on the disk together for a while.
+        return 2 * stored + np.dtype(self.rescore_dtype).itemsize * dimension
+
+    def write(self, vectors: Path, work: Path, note: Callable[[int, int], None]) -> None:
+        """The index of exact vectors, into the folder in which it is built."""
+        target = work / FOLDER / INDEX_FILE
+        target.parent.mkdir(exist_ok=True)
+        if self.kind == "Flat":
+            link_or_copy(vectors, target)
+        elif self.rescore:
+            write_rescored(vectors, work, self.kind, self.rescore_dtype, note)
+        else:
+            convert(vectors, target, self.kind, progress=note)
+
+    def recall(self, folder: Path, flat: Any, asked: np.ndarray) -> dict[int, float]:
+        """Of the index in a folder, against the exact one, at each of RECALL_AT."""
+        made = open_faiss(folder / FOLDER / INDEX_FILE)
+        set_search_effort(made, self.nprobe, self.ef_search)
+        if not self.rescore:
+            return {k: recall(flat, made, asked, k) for k in RECALL_AT}
+        vectors = ExactVectors(folder / FOLDER / EXACT_FILE, self.rescore_dtype, flat.d, flat.ntotal)
+        return {k: rescored_recall(flat, made, vectors, asked, k, self.rescore) for k in RECALL_AT}
 
 
 @dataclass(frozen=True)
