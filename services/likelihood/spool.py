@@ -3,6 +3,7 @@ process."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -100,7 +101,8 @@ class Spool:
             except (OSError, ValueError, TypeError) as e:
                 path = self.files.popleft()
                 log.error("spooled record %s cannot be read (%s); put aside as %s.bad", path, e, path.name)
-                if path.exists():
+                # One that stays where it is, on a disk that takes no change, is met by the next client again.
+                with contextlib.suppress(OSError):
                     move(path, path.with_name(path.name + ".bad"))
         return None
 
@@ -123,7 +125,7 @@ class Spool:
             self.memory.popleft()
             self.held -= message.size
         elif self.files and _number(self.files[0]) == message.seq:
-            self.files.popleft().unlink()
+            self.files.popleft().unlink(missing_ok=True)
 
     def put_aside(self, message: Message) -> Path:
         """Take the oldest message out of the queue and keep it on disk as `.bad`.

@@ -3,6 +3,7 @@ never for ever."""
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -373,3 +374,16 @@ def test_an_event_that_no_json_can_hold_does_not_stop_the_client(tmp_path, caplo
             client.post_step("run", StepRecord(step=0))
             assert client.flush(30) and client.refused == 1
         assert httpx.get(f"{server.url}/v1/runs/run/summary", trust_env=False).json()["steps"] == 1
+
+
+def test_a_damaged_record_on_a_disk_that_takes_no_change_is_passed_over(tmp_path, monkeypatch, caplog):
+    (tmp_path / "0000000000000000-step.msg").write_bytes(b"\xff" * 9)
+
+    def read_only(source, target):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("services.likelihood.spool.move", read_only)
+    spool = Spool(tmp_path, 0, 8)
+    assert len(spool) == 1 and spool.first() is None and len(spool) == 0
+    assert "0000000000000000-step.msg cannot be read" in caplog.text
+    spool.close()
