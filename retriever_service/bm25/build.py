@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -62,10 +63,7 @@ def write_bm25(
     tfs = _mapped(scan / "tfs", np.uint16)
     n_docs = len(counts)
     n_terms = len(vocabulary)
-    frequency = np.zeros(n_terms, np.int64)
-    for begin in range(0, len(terms), _BLOCK):
-        # A posting for each passage and term: to count postings is to count passages.
-        frequency += np.bincount(terms[begin : begin + _BLOCK], minlength=n_terms)
+    frequency = _passages_with(terms, n_terms)
     indptr = np.concatenate([[0], np.cumsum(frequency)])
     idf = np.log(1 + (n_docs - frequency + 0.5) / (frequency + 0.5))
     norm = k1 * (1 - b + b * lengths / max(float(lengths.mean()), 1e-9))
@@ -106,23 +104,31 @@ def write_bm25(
     _save(folder / MAXIMA_FILE, maxima)
     _save(folder / INDPTR_FILE, indptr)
     (folder / VOCABULARY_FILE).write_bytes(orjson.dumps({term: i for i, term in enumerate(vocabulary)}))
-    (folder / PARAMETERS_FILE).write_bytes(
-        orjson.dumps(
-            {
-                "k1": k1,
-                "b": b,
-                # The keys that bm25s itself writes and reads: it can open the index too.
-                "delta": 0.5,
-                "method": "lucene",
-                "idf_method": "lucene",
-                "dtype": "float32",
-                "int_dtype": "int32",
-                "num_docs": n_docs,
-                "version": "0.3.16",
-                "backend": "numpy",
-            }
-        )
-    )
+    (folder / PARAMETERS_FILE).write_bytes(orjson.dumps(_parameters(k1, b, n_docs)))
+
+
+def _passages_with(terms: np.ndarray, n_terms: int) -> np.ndarray:
+    """Passages that hold each term: int64 [n_terms]. terms: one entry for each passage and term."""
+    found = np.zeros(n_terms, np.int64)
+    for begin in range(0, len(terms), _BLOCK):
+        found += np.bincount(terms[begin : begin + _BLOCK], minlength=n_terms)
+    return found
+
+
+def _parameters(k1: float, b: float, n_docs: int) -> dict[str, Any]:
+    """With the keys that bm25s itself writes and reads: it can open the index too."""
+    return {
+        "k1": k1,
+        "b": b,
+        "delta": 0.5,
+        "method": "lucene",
+        "idf_method": "lucene",
+        "dtype": "float32",
+        "int_dtype": "int32",
+        "num_docs": n_docs,
+        "version": "0.3.16",
+        "backend": "numpy",
+    }
 
 
 def _reserve(path: Path) -> None:
