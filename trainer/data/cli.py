@@ -144,8 +144,10 @@ def validate_command(
 def _say_findings(report: Report) -> None:
     """The malformed rows, what is odd about others, and the counts."""
     _list_problems(report)
-    for lines in (report.emptied, report.repeated, report.same_ids, report.odd):
-        _list(lines)
+    for line in report.first_notes:
+        typer.echo(harmless(line))
+    if more := report.notes - len(report.first_notes):
+        typer.echo(f"... and {more:,} more, counted below; --json lists all")
     width = max(map(len, [*report.sources, "total"]))
     for source, count in sorted(report.sources.items()):
         typer.echo(f"{source:{width}}  {count:8,}")
@@ -164,6 +166,17 @@ def _say_findings(report: Report) -> None:
     if report.repeated:
         typer.echo(
             f"{counted(len(report.repeated), 'question repeats', 'questions repeat')} one that stands before"
+        )
+    if report.contradicting:
+        typer.echo(
+            f"{counted(len(report.contradicting), 'of these has', 'of these have')} no answer in common with "
+            "the first one: they contradict each other, and at most one can be learnt"
+        )
+    if report.several:
+        typer.echo(
+            f"{counted(len(report.several), 'row seems', 'rows seem')} to hold several answers in one text, "
+            'which is read as one answer; write them as a JSON list, such as ["Anna", "Bob"], or with '
+            "<|answer_split|> between them"
         )
     if report.same_ids:
         typer.echo(
@@ -230,15 +243,9 @@ def _validate_corpus(path: Path, told: dict[str, Any], keys: CorpusKeys = NO_COR
         typer.echo(
             "a search result is cut at rollout.max_obs_tokens: `unspiral data passages` divides long texts"
         )
-    wrong = []
-    if report.malformed:
-        bad = f"{report.malformed:,} of {report.malformed + report.passages:,} rows are malformed"
-        wrong.append(f"{bad}; the first: {report.problems[0]}")
-    if report.same_ids:
-        again = counted(report.same_ids, "passage has", "passages have")
-        wrong.append(f"{again} the id of an earlier one; expected unique ids")
-    if wrong:
-        raise UserError(f"{path}: {'; '.join(wrong)}; `index build --skip-bad` leaves these out")
+    if report.total_line:
+        out = "; `index build --skip-bad` leaves these out" if report.good else ""
+        raise UserError(f"{path}: {report.total_line}{out}")
 
 
 def _look_up(
