@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import orjson
 import typer
 
-from retriever_service.index_folder.description import IndexInfo, stamp_of, verify
+from retriever_service.index_folder.description import LEFT_OUT, IndexInfo, stamp_of, verify
 from retriever_service.index_folder.in_words import in_words
 from retriever_service.index_folder.keys import CorpusKeys
 from retriever_service.settings import ServerSettings
 from services.common import hub
 from services.common.counting import counted
+from services.common.counting import left_out as left_out_lines
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.printing.console import Console
@@ -52,12 +53,8 @@ def _report(out: Path, info: IndexInfo, *, left_out: bool = True) -> None:
         markup=False,
     )
     if info.skipped and left_out:
-        left = counted(info.skipped, "line was", "lines were")
-        shown = len(info.skipped_reasons)
-        some = f"; the first {shown}" if shown < info.skipped else ""
-        text = f"{left} left out, malformed or with the id of an earlier one, which is kept{some}:"
-        for line in (text, *info.skipped_reasons):
-            _err.print(line, markup=False, soft_wrap=True)
+        for text in left_out_lines(info.skipped, LEFT_OUT, info.skipped_reasons, one="line"):
+            _err.print(text, markup=False, soft_wrap=True)
 
 
 def one_index(command: str, positional: str | None, option: str | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from retriever_service.index_folder.keys import NO_KEYS as NO_CORPUS_KEYS
 from retriever_service.index_folder.keys import CorpusKeys
 from retriever_service.settings import ServerSettings
 from services.common import hub
-from services.common.counting import counted
+from services.common.counting import counted, left_out
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.printing.console import Console
@@ -373,10 +373,8 @@ def convert_command(
         skip_bad=skip_bad,
         keys=Keys(question_key, answer_key),
     )
-    typer.echo(
-        f"{counted(len(done.rows), 'question')} written to {dst}"
-        + (f", {counted(done.skipped, 'malformed row')} left out" if done.skipped else "")
-    )
+    typer.echo(f"{counted(len(done.rows), 'question')} written to {dst}")
+    _say_left_out(done.skipped, done.reasons)
 
 
 @data_app.command("passages")
@@ -419,8 +417,13 @@ def passages_command(
             "rows have the id of an earlier one and got others",
         )
         typer.echo(counted(len(made.renamed), *got))
-    if made.bad:
-        typer.echo(f"{counted(made.bad, 'file or row', 'files or rows')} left out that cannot be read")
+    _say_left_out(len(made.bad), made.bad, "document" if made.of_documents else "row")
+
+
+def _say_left_out(count: int, reasons: Sequence[str], one: str = "row") -> None:
+    """Rows that --skip-bad left out, as `index build` tells them."""
+    for line in left_out(count, "malformed", reasons, one=one) if count else ():
+        typer.echo(harmless(line), err=True)
 
 
 @model_app.command("fetch")

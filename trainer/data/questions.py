@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from services.common.counting import malformed
+from services.common.counting import SHOWN_LEFT_OUT, malformed
 from services.common.errors import UserError
 from services.common.records import ACCEPTED, Record, data_files, read_records
 from services.contracts import Question
@@ -39,6 +39,8 @@ class Questions:
     rows: list[Question]
     skipped: int = 0
     """Malformed rows left out."""
+    reasons: tuple[str, ...] = ()
+    """Of the first of these, each with its place."""
 
 
 @dataclass(frozen=True)
@@ -123,22 +125,34 @@ def load_questions(
             rows.append(item[1].question)
     if not rows:
         raise UserError(nothing_in(path, problems))
-    return Questions(rows, len(problems))
+    return read(rows, problems)
+
+
+def read(rows: list[Question], problems: Sequence[BadRow]) -> Questions:
+    """Questions, and what was left out."""
+    return Questions(rows, len(problems), tuple(map(str, problems[:SHOWN_LEFT_OUT])))
 
 
 def refused(
-    first: BadRow, rest: Iterator[BadRow | tuple[Record, Parsed]], before: int, how: str
+    first: BadRow | UserError,
+    rest: Iterator[object],
+    before: int,
+    how: str,
+    what: str = "rows",
 ) -> UserError:
     """The error for the first malformed row, with the number of those among COUNTED rows behind it. rest:
-    these rows; before: good rows before it; how: what leaves malformed ones out."""
+    these rows, of which malformed ones have the type of the first; before: good rows before it; how: what
+    leaves malformed ones out. what: is counted."""
     try:
-        later = [isinstance(item, BadRow) for item in islice(rest, COUNTED)]
+        later = [isinstance(item, type(first)) for item in islice(rest, COUNTED)]
     except UserError:  # of the file itself, which is told once this row is mended
-        return UserError(f"{first}; {how} leaves such rows out")
+        return UserError(f"{first}; {how} leaves such {what} out")
     whole = len(later) < COUNTED
     bad, rows = 1 + sum(later), before + 1 + len(later)
-    told = malformed(bad, rows, whole=whole)
-    out = "such rows" if not whole else "it" if bad == 1 else f"these {bad:,}"
+    told = malformed(bad, rows, whole=whole, what=what)
+    if whole and bad == rows:  # nothing would be left
+        return UserError(f"{first}; {told}")
+    out = f"such {what}" if not whole else "it" if bad == 1 else f"these {bad:,}"
     return UserError(f"{first}; {told}: {how} leaves {out} out")
 
 

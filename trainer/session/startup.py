@@ -18,6 +18,7 @@ from typing import Any
 
 import ray
 
+from services.common.counting import left_out
 from services.common.errors import EnvironmentLacks
 from services.contracts import Question
 from services.rollout.pool import placement
@@ -49,7 +50,8 @@ def questions_of(config: Config, file: str, say: Say) -> list[Question]:
     """The questions of a file; says how many malformed rows were left out."""
     loaded = questions_in(config.data, file)
     if loaded.skipped:
-        say(f"{file}: {loaded.skipped:,} malformed rows left out (data.skip_bad)")
+        for line in left_out(loaded.skipped, "malformed (data.skip_bad)", loaded.reasons):
+            say(line)
     return loaded.rows
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from services.common.counting import left_out as left_out_lines
 from services.common.errors import UserError
 from services.common.names import accepted
 from services.common.records import ACCEPTED, data_files
@@ -182,7 +183,8 @@ def read_suite(
             continue
         loaded = load_questions(file, skip_bad=skip_bad, keys=keys.of_file(file))
         if loaded.skipped:
-            say(f"{file}: {loaded.skipped:,} malformed rows left out (data.skip_bad)")
+            for line in left_out_lines(loaded.skipped, "malformed (data.skip_bad)", loaded.reasons):
+                say(line)
         for question in loaded.rows:
             name = _set_of_row(question, file)
             if name is None:
