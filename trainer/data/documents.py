@@ -17,7 +17,7 @@ from services.common.errors import UserError
 from services.common.files import written_aside
 from services.common.records import Record, data_files, field_of, no_utf8, read_records
 from services.common.records.columns import CONTENTS, IDENTITY, is_missing, plain_name
-from services.common.records.files import DOCUMENTS
+from services.common.records.files import DOCUMENTS, refuse_pipe
 from trainer.data.questions import refused
 from trainer.data.taken import Taken
 
@@ -149,6 +149,7 @@ def _documents(src: Path, made: Made, keys: CorpusKeys) -> Iterator[Document | U
                 "give the file itself, or a folder with one kind"
             )
     else:
+        refuse_pipe(src)
         raise UserError(f"{src}: no such file or folder")
     if files and keys:
         raise UserError(f"{src}: holds documents; --text-key, --title-key and --id-key go with rows")
