@@ -13,6 +13,7 @@ from services.common.errors import UserError
 from trainer.commands.checks import doctor_files
 from trainer.commands.checks.doctor import run_doctor
 from trainer.config.schema import load_config
+from trainer.data import cli as data_cli
 from trainer.data.named_columns import keys_of, questions_in
 from trainer.session.preflight.named_files import check_named_files
 from trainer.session.preflight.retrievers import keys_of as columns_of
@@ -86,11 +87,11 @@ def test_some_rows_that_cannot_be_read_are_a_note_with_their_number(run, tables,
         lights.write("3;C;\n1;A;Once more.\n")
     status, _, err = run("init", *tables, *NAMED, *COLUMNS)
     assert status == 0 and err.splitlines() == [
-        "note: ask.csv: 2 of 5 rows are malformed, 1 of them: `Antwort` is empty; expected an answer; mend "
-        "them, or set data.skip_bad=true",
+        "note: ask.csv: 2 of 5 rows are malformed; the first: ask.csv, line 4: `Antwort` is empty; expected "
+        "an answer; mend them, or set data.skip_bad=true",
         "note: 1 question contradicts an earlier one; the first: ask.csv, line 5: the same question as "
         "ask.csv, line 2, with another answer (Dirk; there Anna): who kept A",
-        "note: lights.csv: 1 of 4 rows are malformed; the first: lights.csv, line 4: `text` is empty; 1 "
+        "note: lights.csv: 1 of 4 rows are malformed; the first: lights.csv, line 4: `Story` is empty; 1 "
         "passage has the id of an earlier one; expected unique ids; mend them, or set "
         "retriever.skip_bad=true",
     ]
@@ -104,7 +105,7 @@ def test_some_rows_that_cannot_be_read_are_a_note_with_their_number(run, tables,
     ]
     assert lines["retriever.corpus"].split(None, 2)[0::2] == [
         "BAD",
-        "lights.csv: 2 passages in 4 rows -> lights.csv, line 4: `text` is empty; 1 of its 4 rows is "
+        "lights.csv: 2 passages in 4 rows -> lights.csv, line 4: `Story` is empty; 1 of its 4 rows is "
         f"malformed; 1 row has the id of an earlier one; {lists} lights.csv --text-key Story --title-key "
         "Label --id-key 'Light No' lists all; retriever.skip_bad=true leaves such rows out",
     ]
@@ -145,3 +146,10 @@ def test_columns_of_a_corpus_go_with_a_corpus(run, tables):
         2,
         "unspiral: init: --text-key, --title-key and --id-key are of a corpus; they go with --corpus\n",
     )
+
+
+def test_data_validate_reads_questions_by_the_columns_of_a_configuration(run, tables, monkeypatch):
+    assert run("init", *tables, *NAMED, *COLUMNS)[0] == 0
+    monkeypatch.setattr(data_cli, "_look_up", lambda *given: None)  # the model has no tokenizer
+    status, out, err = run("data", "validate", "ask.csv", "--config", "unspiral.yaml")
+    assert (status, err) == (0, "") and out.endswith("total         2\n")

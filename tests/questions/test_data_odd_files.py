@@ -78,3 +78,26 @@ def test_a_pipe_is_told_as_one(run, tmp_path, command, given):
         f"unspiral: {given}: a pipe or a device, which can be read once; data are read more than once, so "
         "write them to a file first\n"
     )
+
+
+def test_a_message_has_the_name_of_the_users_own_column(run, tmp_path):
+    (tmp_path / "c.csv").write_text("Nr;Story\n1;Anna kept it.\n2;\n;Bob kept it.\n")
+    keys = ("--text-key", "Story", "--id-key", "Nr")
+    assert run("data", "validate", "c.csv", *keys)[1].splitlines()[:2] == [
+        "c.csv, line 3: `Story` is empty",
+        "c.csv, line 4: `Nr` is empty",
+    ]
+    status, _, err = run("index", "build", "c.csv", "-o", "i", *keys)
+    assert status == 2 and err.startswith(
+        "unspiral: c.csv, line 3: `Story` is empty; 2 of its 3 rows are malf"
+    )
+
+
+def test_two_reasons_are_told_by_the_first_row_and_rows_are_no_documents(run, tmp_path):
+    (tmp_path / "q.csv").write_text("question,answers\nwho?,\n,Ada\nwhere?,here\n")
+    says = (
+        "unspiral: q.csv: 2 of 3 rows are malformed; the first: q.csv, line 2: `answers` is empty; expected"
+    )
+    assert run("data", "validate", "q.csv")[2] == f"{says} an answer\n"
+    (tmp_path / "c.csv").write_text("id,text\n1,Anna kept it.\n")
+    assert run("data", "passages", "c.csv", "o.jsonl")[1].startswith("1 passage of 1 row written to o.jsonl:")

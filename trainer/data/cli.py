@@ -1,4 +1,4 @@
-"""Commands on question files and known models: `data validate|convert`, `model fetch`."""
+"""Commands on questions, corpora and known models: `data validate|convert|passages`, `model fetch`."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from trainer.data.checks.overlap import NEAR, Against, twins
 from trainer.data.columns import Keys
 from trainer.data.convert import convert
 from trainer.data.models import aside, fetch
+from trainer.data.named_columns import keys_of
 from trainer.data.questions import NO_KEYS, BadRow, Report, parsed, validate
 from trainer.data.relative_paths import looked_for
 
@@ -48,7 +49,7 @@ else:  # numba, transformers and httpx take seconds
     passages = LazyModule("trainer.data.passages")
     prompts = LazyModule("trainer.data.prompts")
 
-data_app = typer.Typer(help="Check and convert questions and documents.", no_args_is_help=True)
+data_app = typer.Typer(help="Check and convert questions and corpora.", no_args_is_help=True)
 model_app = typer.Typer(
     help="Small models whose weights come in Python packages, and the papers' checkpoints.",
     no_args_is_help=True,
@@ -120,6 +121,8 @@ def validate_command(
             _validate_corpus(path, told, of_corpus)
         return
     settings = load_config(config) if config else None
+    if settings and keys == NO_KEYS:
+        keys = keys_of(settings.data, path)
     if against is not None:
         refuse_without_questions("--against", against, keys)
     named = keys if against is None else keys.beside(path, against)
@@ -364,7 +367,7 @@ def convert_command(
     answer_key: AnswerKey = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write the questions in another format, by the file's ending."""
+    """Write questions in another format, by the file's ending; `data passages` writes corpora."""
     dst = one_out("data convert", dst, out)
     refuse_to_replace(str(dst), dst, overwrite, src)
     done = convert(
@@ -406,9 +409,10 @@ def passages_command(
     made = documents.write_passages(src, dst, words=words, skip_bad=skip_bad, keys=keys)
     for lines in ([f"{place}: no text" for place in made.empty], made.left_out, made.renamed):
         _list(lines)
+    kind = "document" if made.of_documents else "row"
     lengths = sorted(made.words)
     typer.echo(
-        f"{counted(made.passages, 'passage')} of {counted(made.documents, 'document')} written to {dst}: "
+        f"{counted(made.passages, 'passage')} of {counted(made.documents, kind)} written to {dst}: "
         f"{lengths[len(lengths) // 2]} words at the median, {lengths[-1]} at most"
     )
     if made.renamed:
@@ -417,7 +421,7 @@ def passages_command(
             "rows have the id of an earlier one and got others",
         )
         typer.echo(counted(len(made.renamed), *got))
-    _say_left_out(len(made.bad), made.bad, "document" if made.of_documents else "row")
+    _say_left_out(len(made.bad), made.bad, kind)
 
 
 def _say_left_out(count: int, reasons: Sequence[str], one: str = "row") -> None:

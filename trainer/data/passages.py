@@ -144,6 +144,7 @@ def _rows(path: Path, numbers: bool, keys: CorpusKeys) -> Iterator[tuple[str, Ro
                 row_of(
                     keys.applied(record.fields),
                     (record.number if lines else number) - 1 if numbers else None,
+                    keys.given,
                 ),
             )
         except ValueError as error:

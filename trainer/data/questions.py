@@ -100,6 +100,8 @@ class Report:
     def total_line(self) -> str:
         """How many rows are malformed, and the reason that stands most often."""
         bad, ((reason, count),) = len(self.problems), self.reasons.most_common(1)
+        if count == 1 < bad:  # each for a reason of its own
+            return f"{bad:,} of {bad + self.good:,} rows are malformed; the first: {self.problems[0]}"
         often = "" if count == bad else f", {count:,} of them"
         return f"{bad:,} of {bad + self.good:,} rows are malformed{often}: {reason}"
 
