@@ -126,7 +126,8 @@ def _read_lines(
                 except ValueError as error:
                     told = functools.partial(_left_out, path, keys, line, position)
                     reason = _reason(path, text, error)
-                    _bad(f"{path}, line {line}", reason, EXPECTED, skip_bad, skipped, told)
+                    expected = "" if keys else EXPECTED
+                    _bad(f"{path}, line {line}", reason, expected, skip_bad, skipped, told)
                     continue
                 yield Passage(row.id, row.contents, line, position, row.fields)
         except DAMAGED as error:
@@ -151,7 +152,7 @@ def _read_records(
             row = _row(record, number - 1 if numbers else None, keys)
         except ValueError as error:
             told = functools.partial(_left_out, path, keys, number, number)
-            expected = EXPECTED if is_json(record.file) else COLUMNS_EXPECTED
+            expected = "" if keys else EXPECTED if is_json(record.file) else COLUMNS_EXPECTED
             _bad(record.place, str(error), expected, skip_bad, skipped, told)
             continue
         yield Passage(row.id, row.contents, record.number if alone else number, number, row.fields)
@@ -164,7 +165,7 @@ def _is_json(file: Path) -> bool:
 def _row(record: Record, number: int | None, keys: CorpusKeys) -> Row:
     if record.fields is None:
         raise ValueError(record.problem)
-    return row_of(keys.applied(record.fields), number)
+    return row_of(keys.applied(record.fields), number, keys.given)
 
 
 def unit_of(path: str | Path) -> str:
@@ -246,9 +247,9 @@ def _bad(
 ) -> None:
     """Raises UserError, or counts the line. Of a text in another encoding, or with columns of other names, it
     is the file that is mended or described: to leave its lines out would lose good passages. expected: a row
-    in the layout of its file. left_out: as of `_left_out`."""
+    in the layout of its file; empty where its columns have other names. left_out: as of `_left_out`."""
     of_the_file = reason.startswith("not UTF-8 text; ") or reason.endswith(NAMED_BY)
-    line = f"{place}: {reason}" if of_the_file else f"{place}: {reason}; expected {expected}"
+    line = f"{place}: {reason}" if of_the_file or not expected else f"{place}: {reason}; expected {expected}"
     if not skip_bad:
         raise UserError(line if of_the_file else f"{line}; {left_out()}")
     skipped.add(line)
@@ -297,6 +298,8 @@ def _left_out(path: Path, keys: CorpusKeys, line: int, end: int) -> str:
     bad, rows = (found.count, found.rows) if again else (found.count + 1, found.rows + line)
     repeated = len(found.ids) - len(set(found.ids)) if again else 0
     told = malformed(bad, rows, whole=whole)
+    if whole and not found.ids and again:  # nothing would be left
+        return told
     if repeated:
         told += f", and {counted(repeated, 'other has', 'others have')} the id of an earlier one"
     out = (

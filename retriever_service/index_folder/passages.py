@@ -6,6 +6,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
@@ -32,12 +33,15 @@ class Row(NamedTuple):
     """The other columns that have a value."""
 
 
-def row_of(row: Mapping[str, Any], number: int | None = None) -> Row:
+def row_of(
+    row: Mapping[str, Any], number: int | None = None, named: Mapping[str, str] = MappingProxyType({})
+) -> Row:
     """Id, contents and other fields of one row. Raises ValueError that says what is missing and which columns
     are there.
 
     A title that stands apart comes before the text: `"Title"`, a line break, the text. number: the id of a
-    row that has no column for one; None refuses such a row.
+    row that has no column for one; None refuses such a row. named: what the user calls the columns that
+    `CorpusKeys.applied` has put in place, for messages.
     """
     identity = field_of(row, IDENTITY)
     name, given = identity if identity is not None else ("", None)
@@ -46,12 +50,13 @@ def row_of(row: Mapping[str, Any], number: int | None = None) -> Row:
     if isinstance(given, int) and not isinstance(given, bool):
         given = str(given)
     if not isinstance(given, str) or not given:
-        raise ValueError(_lacks(row, IDENTITY, "id", "a string that is not empty, or an integer"))
+        form = "a string that is not empty, or an integer"
+        raise ValueError(_lacks(row, IDENTITY, "id", form, named))
     contents = field_of(row, CONTENTS)
     if contents is None and isinstance(row.get("contents"), str):
         contents = ("contents", row["contents"])
     if contents is None or not isinstance(contents[1], str):
-        raise ValueError(_lacks(row, CONTENTS, "contents", "a string"))
+        raise ValueError(_lacks(row, CONTENTS, "contents", "a string", named))
     rest = {key: value for key, value in row.items() if key != name and value is not None}
     text = contents[1]
     title = field_of(row, ["title"])
@@ -68,14 +73,16 @@ def has_id(row: Mapping[str, Any]) -> bool:
     return not {plain_name(name) for name in row}.isdisjoint(IDENTITY)
 
 
-def _lacks(row: Mapping[str, Any], names: Sequence[str], name: str, form: str) -> str:
+def _lacks(
+    row: Mapping[str, Any], names: Sequence[str], name: str, form: str, named: Mapping[str, str]
+) -> str:
     """What is wrong with a row that has no value of this form in any of the columns `names`."""
     if found := field_of(row, names):
-        return f"expected `{found[0]}`: {form}, got {type(found[1]).__name__}"
+        return f"expected `{named.get(found[0], found[0])}`: {form}, got {type(found[1]).__name__}"
     if asked := is_question(row):
         return f"`{asked}` makes it a question, and no passage; questions go to data.train or data.eval"
     if empty := next((own for own in row if plain_name(own) in names), None):
-        return f"`{empty}` is empty"
+        return f"`{named.get(empty, empty)}` is empty"
     columns = f"; its columns are {', '.join(map(str, row))}" if row else ""
     # One of the others may be the text, by another name.
     if names is CONTENTS and any(plain_name(own) not in (*IDENTITY, "title", "url") for own in row):
@@ -109,4 +116,4 @@ def parse_row(raw: bytes, number: int | None = None, keys: CorpusKeys = NO_KEYS)
         raise ValueError(f"not JSON ({error})") from None
     if not isinstance(row, dict):
         raise ValueError(f"{type(row).__name__} instead of an object")
-    return row_of(keys.applied(row), number)
+    return row_of(keys.applied(row), number, keys.given)

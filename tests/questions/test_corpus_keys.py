@@ -45,7 +45,7 @@ def test_a_key_in_a_column_and_a_text_with_its_title_in_it(tmp_path):
     file.write_text(json.dumps(row) + "\n" + json.dumps({"uuid": 8, "meta": {}}) + "\n")
     passages = read_corpus(file, keys=CorpusKeys("meta.body", None, "uuid"))
     assert [(p.id, p.contents) for p in [next(passages)]] == [("7", "water")]
-    with pytest.raises(UserError, match=r"c.jsonl, line 2: `text` is empty"):
+    with pytest.raises(UserError, match=r"c.jsonl, line 2: `meta.body` is empty; 1 of its 2 rows"):
         next(passages)
     file.write_text('{"id": "1", "title": "T", "contents": "\\"T\\"\\nwater"}\n')
     same = [

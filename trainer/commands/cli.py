@@ -35,7 +35,7 @@ PANELS: dict[str, dict[str, Entry]] = {
         "model": Entry("List and fetch known models.", "trainer.commands.models:model_app"),
     },
     "Data and search": {
-        "data": Entry("Check and convert question files and corpora.", "trainer.data.cli:data_app"),
+        "data": Entry("Check and convert questions and corpora.", "trainer.data.cli:data_app"),
         "index": Entry("Build, inspect and search indexes.", "retriever_service.cli:index_app"),
     },
     "Train": {
