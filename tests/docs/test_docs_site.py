@@ -53,14 +53,6 @@ def test_the_site_builds_without_a_warning(site):
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_every_fence_is_a_block_of_code_of_the_site(site):
-    """A fence whose first line has two words is none to the site's Markdown: what it holds becomes text."""
-    for page in sorted((ROOT / "docs").glob("*.md")):
-        made = site / ("index.html" if page.stem == "index" else f"{page.stem}/index.html")
-        assert "```" not in made.read_text(encoding="utf-8"), page.name
-    assert "<search>" not in (site / "data" / "index.html").read_text(encoding="utf-8")
-
-
 def test_no_page_of_the_site_is_wider_than_the_window_or_has_a_script_that_fails(site, browser):
     page = browser.new_page()
     failed = []
