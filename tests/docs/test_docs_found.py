@@ -12,6 +12,8 @@ from page_parts import section
 from places import ROOT
 from test_docs_site import served, site  # noqa: F401
 
+from trainer.commands.look.cli import Run
+
 DOCS = ROOT / "docs"
 in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 WRITERS = ("trainer/loop", "trainer/session", "trainer/commands/work")
@@ -66,6 +68,16 @@ def test_the_page_of_a_runs_folder_names_every_file_that_is_written_there():
     table = "\n".join(line for line in text.splitlines() if line.startswith("| `"))
     assert sorted(name for name in found - ELSEWHERE if f"`{name}" not in table) == []
     assert "`eval/answers.jsonl`" in table and "`eval/search7-METHOD/`" in table
+
+
+def test_a_run_is_explained_in_one_place_and_as_the_help_does():
+    (help_of_run,) = (one.help for one in Run.__metadata__)
+    said = help_of_run.removesuffix(".").lower()
+    stated = re.escape(said.replace("runs/", "`runs/`").replace("latest", "`latest`"))
+    (row,) = [line for line in page("run_folder.md").splitlines() if line.startswith("| RUN |")]
+    assert re.search(stated, row.lower())
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.search(f"a run is {stated}", readme.lower()) and "run_folder.md#what-run-and" in readme
 
 
 def test_options_of_an_evaluation_come_before_its_results():
