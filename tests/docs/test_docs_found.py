@@ -82,8 +82,14 @@ def test_a_run_is_explained_in_one_place_and_as_the_help_does():
 
 def test_options_of_an_evaluation_come_before_its_results():
     text = page("evaluation.md")
-    assert text.index("## Questions") < text.index("## Methods") < text.index("## What was measured")
-    assert "| option | effect |" in section(text, "Questions")
+    parts = re.findall(r"^## (.+)$", text, re.M)
+    assert parts[0] == "Evaluate a model on your own questions" and parts[-1] == "What was measured"
+    assert parts.index("The papers' seven sets") < parts.index("Methods")
+    assert "| option | effect |" in section(text, "The papers' seven sets")
+    first = section(text, parts[0])
+    assert "--suite" not in first and first.index("unspiral eval --config mine.yaml") < first.index(
+        "EM 1.000"
+    )
     assert "| | NQ |" not in text.partition("## What was measured")[0]
 
 
