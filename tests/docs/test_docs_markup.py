@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 from places import ROOT
 from test_docs_site import site  # noqa: F401
 
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
 COMMONMARK = MarkdownIt("commonmark").enable("table")
 FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})(?P<said>[^`\n]*)\n(?P<held>.*?)^ {0,3}\1[`~]* *$", re.M | re.S)
 COUNTED = ("table", "tr", "th", "td", "li", "ul", "ol", "strong", "em", "img", "br")
@@ -74,7 +74,7 @@ def spaced(texts):
 
 
 def page_of(site, source):
-    name = "index.html" if source.stem == "index" else f"{source.stem}/index.html"
+    name = "index.html" if source.stem == "index" else f"{source.stem.lower()}/index.html"
     return (site / name).read_text(encoding="utf-8")
 
 
