@@ -20,12 +20,15 @@ SCRIPT = ROOT / "deploy/slurm/train.sbatch"
 TEXT = SCRIPT.read_text(encoding="utf-8")
 PAGE = (ROOT / "docs/slurm.md").read_text(encoding="utf-8")
 STAND_IN = """#!{python}
-import json, os, signal, sys, time
+import json, os, signal, subprocess, sys, time
 name, log = os.path.basename(sys.argv[0]), {log!r}
 if name == "python" and sys.argv[1] == "-c":
     exec(sys.argv[2])
     sys.exit()
+task = None
 def ended(number, frame):
+    if task:
+        os.killpg(task.pid, number)
     note(ended=number)
     sys.exit(143 if name == "python" else 0)
 def note(**more):
@@ -34,8 +37,13 @@ def note(**more):
         file.write(json.dumps({{"name": name, "asked": sys.argv[1:], "env": kept, **more}}) + "\\n")
 signal.signal(signal.SIGTERM, ended)
 note()
+joined = [line for line in open(log) if '"name": "ray"' in line and "--address=" in line]
+if name == "ray" and "--head" not in sys.argv and os.environ.get("HEAD_IS_LATE") and len(joined) < 2:
+    sys.exit(1)
 if name == "srun":
-    os.execvp(sys.argv[sys.argv.index("ray")], sys.argv[sys.argv.index("ray"):])
+    task = subprocess.Popen(sys.argv[sys.argv.index("bash"):], start_new_session=True)
+    while task.poll() is None:
+        time.sleep(0.05)
 while name == "python" and open(log).read().count('"name": "ray"') < int(os.environ["NODES_OF_RAY"]):
     time.sleep(0.05)
 if name == "python" and not os.environ.get("LASTS"):
@@ -66,7 +74,9 @@ class Job:
             "HEAD_ADDRESS": "10.0.0.7",
         }
         given |= environment
-        given["NODES_OF_RAY"] = "1" if given["SLURM_JOB_NUM_NODES"] == "1" else "2"
+        given["NODES_OF_RAY"] = {"1": "1"}.get(
+            given["SLURM_JOB_NUM_NODES"], "3" if "HEAD_IS_LATE" in given else "2"
+        )
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "RAY_", "UNSPIRAL"))}
         self.process = subprocess.Popen(
             ["bash", str(SCRIPT), *arguments],
@@ -176,6 +186,14 @@ def test_slurms_signal_reaches_the_training_whose_status_counts(tmp_path):
     assert status == 143, said
     assert [one["ended"] for one in job.asked("python", ended=True)] == [signal.SIGTERM]
     assert [one["asked"] for one in job.asked("scontrol")] == [["requeue", "123456"]]
+
+
+def test_a_node_that_comes_before_the_head_is_up_tries_again(tmp_path):
+    """Ray waits for half a minute and then gives up."""
+    job, status, said = ran(tmp_path, "--config", "mine.yaml", HEAD_IS_LATE="1")
+    assert status == 0, said
+    addresses = [start_of_ray(one["asked"])["address"] for one in job.asked("ray")]
+    assert sorted(filter(None, addresses)) == ["10.0.0.7:23456"] * 2
 
 
 @pytest.mark.parametrize(("status", "asked"), [(2, []), (0, [])])
