@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import orjson
 import typer
 
-from retriever_service.index_folder.description import IndexInfo, stamp_of, verify
+from retriever_service.index_folder.description import LEFT_OUT, IndexInfo, stamp_of, verify
 from retriever_service.index_folder.in_words import in_words
 from retriever_service.index_folder.keys import CorpusKeys
 from retriever_service.settings import ServerSettings
 from services.common import hub
 from services.common.counting import counted
+from services.common.counting import left_out as left_out_lines
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.printing.console import Console
@@ -52,12 +53,8 @@ def _report(out: Path, info: IndexInfo, *, left_out: bool = True) -> None:
         markup=False,
     )
     if info.skipped and left_out:
-        left = counted(info.skipped, "line was", "lines were")
-        shown = len(info.skipped_reasons)
-        some = f"; the first {shown}" if shown < info.skipped else ""
-        text = f"{left} left out, malformed or with the id of an earlier one, which is kept{some}:"
-        for line in (text, *info.skipped_reasons):
-            _err.print(line, markup=False, soft_wrap=True)
+        for text in left_out_lines(info.skipped, LEFT_OUT, info.skipped_reasons, one="line"):
+            _err.print(text, markup=False, soft_wrap=True)
 
 
 def one_index(command: str, positional: str | None, option: str | None) -> str:
@@ -207,7 +204,8 @@ def add(
     corpus: Corpus = None,
     skip_bad: SkipBad = False,
 ) -> None:
-    """Add passages to an index of packed postings. An interrupted addition goes on where it was."""
+    """Add passages to an index of packed postings, which `unspiral index build --postings packed` makes. An
+    interrupted addition goes on where it was."""
     name, given = in_order("index add", [place, corpus_place], index=index, corpus=corpus)
     folder = Path(name)
     file = hub.local_file("--corpus", given, _err.print)
@@ -229,7 +227,8 @@ def delete(
     ] = None,
     ids: Annotated[Path | None, typer.Option(help="File of ids, one a line.")] = None,
 ) -> None:
-    """Delete passages from an index of packed postings: all that are named, or none if one is not there."""
+    """Delete passages from an index of packed postings, which `unspiral index build --postings packed` makes:
+    all that are named, or none if one is not there."""
     folder = Path(one_index("index delete", place, index))
     wanted = [*(identity or []), *(changing.read_ids(ids) if ids else [])]
     if not wanted:
@@ -239,7 +238,8 @@ def delete(
 
 @index_app.command("merge")
 def merge(place: IndexPlace = None, index: IndexOption = None) -> None:
-    """Make one index of all that was built and added, less what was deleted. Interrupted, it goes on."""
+    """Make one index of all that was built and added, less what was deleted, with packed postings as for
+    `index add`. Interrupted, it goes on."""
     folder = Path(one_index("index merge", place, index))
     with progress_on(_err) as tell:
         _report(folder, merging.merge_index(folder, progress=tell), left_out=False)

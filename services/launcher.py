@@ -18,6 +18,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from retriever_service.errors import IndexInvalid
+from retriever_service.index_folder.corpus import Skipped
 from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys
 from retriever_service.settings import ServerSettings
 from services.common.errors import EnvironmentLacks
@@ -150,9 +151,11 @@ def _url_of(actor: Any, cls: type, name: str, timeout_seconds: float, key: str) 
         return url
 
 
-def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool, keys: CorpusKeys = NO_KEYS) -> int:
+def index_corpus(
+    corpus: str | Path, out: str | Path, *, skip_bad: bool, keys: CorpusKeys = NO_KEYS
+) -> Skipped:
     """Index a corpus by BM25 into the folder `out`; an index of the same corpus that is there already is
-    kept. Returns the number of lines that were left out."""
+    kept. Returns the lines that were left out."""
     try:
         info = build.build_index(corpus, out, skip_bad=skip_bad, keys=keys)
     except IndexInvalid:  # of another corpus, or torn
@@ -160,7 +163,7 @@ def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool, keys: C
     if info.corpus_bytes <= COMPILED_BYTES:
         # On a new installation the search is compiled now, once, and not by each service within its limit.
         backends.open_index(ServerSettings(index=str(out)))
-    return info.skipped
+    return Skipped(info.skipped, info.skipped_reasons)
 
 
 def start_retriever(

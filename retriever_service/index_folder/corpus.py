@@ -297,6 +297,8 @@ def _left_out(path: Path, keys: CorpusKeys, line: int, end: int) -> str:
     bad, rows = (found.count, found.rows) if again else (found.count + 1, found.rows + line)
     repeated = len(found.ids) - len(set(found.ids)) if again else 0
     told = malformed(bad, rows, whole=whole)
+    if whole and not found.ids and again:  # nothing would be left
+        return told
     if repeated:
         told += f", and {counted(repeated, 'other has', 'others have')} the id of an earlier one"
     out = (

@@ -22,6 +22,8 @@ FORMAT = 2
 PACKED_FORMAT = 3
 """The format of an index with packed postings. Others stay in the format before, which older versions
 read."""
+LEFT_OUT = "malformed or with the id of an earlier one, which is kept"
+"""What lines are that `skip_bad` leaves out."""
 META_FILE = "meta.json"
 REPLACED = "replaced"
 """Name of the index that another one replaces, inside that one's folder, until it has its place."""

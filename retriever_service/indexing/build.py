@@ -46,6 +46,8 @@ from services.common.files import followed
 from services.common.names import accepted
 
 POSTINGS_SHARE = 2.0
+USUAL = {"k1": 0.9, "b": 0.4}
+"""BM25's numbers where none are given, as in Anserini."""
 PACKED_SHARE = 1.0
 """Bytes that postings take during the build, per byte of text: of packed ones, runs and postings."""
 _ROW_BYTES = 64
@@ -65,8 +67,8 @@ def build_index(
     language: str = "english",
     stem: bool = True,
     stop_words: bool = True,
-    k1: float = 0.9,
-    b: float = 0.4,
+    k1: float = USUAL["k1"],
+    b: float = USUAL["b"],
     postings: str = "auto",
     model: str | None = None,
     family: str | None = None,

@@ -9,6 +9,7 @@ or as it was to become. `retriever_service.indexing.merge` makes one index of th
 from __future__ import annotations
 
 import hashlib
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ from retriever_service.index_folder.segments import (
     folders_of,
     read_deletions,
 )
-from retriever_service.indexing.build import PACKED_SHARE, Build, require_disk, silent
+from retriever_service.indexing.build import PACKED_SHARE, USUAL, Build, require_disk, silent
 from retriever_service.indexing.parts import Progress
 from retriever_service.indexing.sinks import RunsSink
 from retriever_service.indexing.workplace import (
@@ -191,11 +192,35 @@ def packed_info(index: Path) -> IndexInfo:
     """The description of an index that can be changed. Raises IndexInvalid for another one."""
     info = verify(index)
     if info.backend != "bm25" or info.settings.get("postings") != "packed":
+        how = (
+            f"`{packed_command(index, info)}` makes it one"
+            if info.backend == "bm25"
+            else f"a {info.backend} index is built again, of a folder with the files of both corpora"
+        )
         raise IndexInvalid(
             f"index {index}: only bm25 indexes of packed postings are added to, deleted from and merged; "
-            "build it with --postings packed"
+            f"{how}"
         )
     return info
+
+
+def packed_command(index: Path, info: IndexInfo) -> str:
+    """The command that builds a bm25 index again, as it is but with packed postings."""
+    settings = info.settings
+    words = ["unspiral", "index", "build", info.corpus, "--out", str(index), "--postings", "packed"]
+    words += ["--overwrite", *(["--skip-bad"] if info.skipped else [])]
+    for name, column in settings.get("columns", {}).items():
+        words += [f"--{name}-key", column]
+    analyzer, usual = settings.get("analyzer", {}), AnalyzerSettings()
+    if (language := analyzer.get("language", usual.language)) != usual.language:
+        words += ["--language", language]
+    words += [
+        f"--no-{name.replace('_', '-')}" for name in ("stem", "stop_words") if analyzer.get(name) is False
+    ]
+    for name, value in (("k1", settings["k1"]), ("b", settings["b"])):
+        if value != USUAL[name]:
+            words += [f"--{name}", f"{value:g}"]
+    return shlex.join(words)
 
 
 def _digest(*parts: str) -> str:

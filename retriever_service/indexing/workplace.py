@@ -143,10 +143,15 @@ def changing(index: Path) -> Iterator[Path]:
     """
     work = work_folder(index)
     with locked(work):
-        put_back(index)
-        read_info(index)
-        with locked(index, TEXT_FILE):
-            yield work
+        try:
+            put_back(index)
+            read_info(index)
+            with locked(index, TEXT_FILE):
+                yield work
+        except BaseException:
+            if work.is_dir() and [path.name for path in work.iterdir()] == ["lock"]:  # nothing to go on with
+                shutil.rmtree(work, ignore_errors=True)
+            raise
 
 
 @contextmanager

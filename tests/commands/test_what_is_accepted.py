@@ -45,7 +45,8 @@ def test_an_empty_name_of_a_corpus_column_is_refused(run, tmp_path, option, give
 @pytest.mark.parametrize("option", ["--question-key", "--answer-key"])
 def test_an_empty_name_of_a_column_of_questions_is_refused(run, tmp_path, option):
     (tmp_path / "q.jsonl").write_text(json.dumps({"question": "who?", "answer": "Ada"}) + "\n")
-    says = f"unspiral: {option}: is empty; expected a column\n"
+    key = option[2:].replace("-", "_")
+    says = f"unspiral: {option} (of a run: data.{key}): is empty; expected a column\n"
     assert run("data", "validate", "q.jsonl", option, "") == (2, "", says)
     assert run("data", "convert", "q.jsonl", "o.jsonl", option, "") == (2, "", says)
 

@@ -365,12 +365,3 @@ def test_a_broken_configuration_is_named_with_its_line_and_a_near_file(tmp_path)
 def test_bytes_that_are_no_text_are_told_from_a_table(tmp_path):
     noise = written(tmp_path / "q.parquet", bytes(range(256)) * 12)
     refused("data", "validate", noise, says="q.parquet: binary, and neither Parquet (it begins with PAR1)")
-
-
-def test_a_key_of_data_that_is_an_option_elsewhere_says_where(tmp_path):
-    config = written(
-        tmp_path / "c.yaml", b"{model: {path: m}, data: {train: t}, retriever: {url: 'http://127.0.0.1:1'}}"
-    )
-    refused(
-        "config", "show", "--config", config, "data.question_key=frage", says="data convert --question-key"
-    )

@@ -23,8 +23,9 @@ def files(tmp_path, monkeypatch):
     header = json.dumps({"w": {"dtype": "BF16", "shape": [500_000, 1000], "data_offsets": [0, 1]}}).encode()
     (tmp_path / "model" / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
-    for name in ("train.jsonl", "test.jsonl", "corpus.jsonl"):
-        (tmp_path / name).write_text("")
+    (tmp_path / "train.jsonl").write_text('{"question": "who wrote the Iliad?", "answer": "Homer"}\n')
+    (tmp_path / "test.jsonl").write_text('{"question": "who wrote Faust?", "answer": "Goethe"}\n')
+    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "text": "Homer wrote the Iliad."}\n')
     return ("--model", "model", "--data", "train.jsonl", "--corpus", "corpus.jsonl")
 
 
@@ -83,7 +84,8 @@ def test_what_is_wrong_with_the_questions_is_said_before_a_run(run, files, tmp_p
     assert config.trainer.eval_every == config.trainer.steps == 3 and config.evaluation.limit == 20
     (tmp_path / "train.jsonl").write_text('{"title": "a", "text": "b"}\n')
     status, _, err = run("init", *files, "--out", "second.yaml")
-    assert status == 0 and "note: train.jsonl: 1 of 1 rows are malformed" in err
+    assert status == 2 and err.startswith("unspiral: train.jsonl: 1 of 1 rows are malformed: these are")
+    assert not (tmp_path / "second.yaml").exists()
 
 
 def test_without_a_gpu_the_values_are_small(tmp_path):

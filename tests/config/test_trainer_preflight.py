@@ -128,7 +128,11 @@ def test_malformed_rows_that_are_left_out_are_counted_aloud(tmp_path):
     )
     said = []
     assert len(startup.questions_of(config, str(file), said.append)) == 1
-    assert said == [f"{file}: 1 malformed rows left out (data.skip_bad)"]
+    assert said == [
+        "1 row was left out, malformed (data.skip_bad):",
+        f"{file}, line 2: expected `golden_answers` (or answers, answer, possible_answers, ground_truth, "
+        "reward_model.ground_truth): a list of texts; it has none, its columns are question",
+    ]
 
 
 @pytest.fixture

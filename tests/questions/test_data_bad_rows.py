@@ -110,3 +110,35 @@ def test_no_message_names_a_place_in_another_form():
     rooms = ("trainer", "services", "retriever_service", "unspiral_health")
     texts = {file: file.read_text() for room in rooms for file in (ROOT / room).rglob("*.py")}
     assert [str(file) for file, text in texts.items() if other.search(text)] == []
+
+
+def test_all_commands_name_the_rows_that_they_leave_out_in_one_form(run, tmp_path):
+    rows = [{"id": "0", "text": "town", "question": "who?", "answer": "Ada"}, *[{"id": "1"}] * 4]
+    for name in ("q.jsonl", "c.jsonl"):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for command, kind in (
+        (("data", "convert", "q.jsonl", "o.jsonl"), "rows were left out, malformed"),
+        (("data", "passages", "c.jsonl", "p.jsonl"), "rows were left out, malformed"),
+        (("index", "build", "c.jsonl", "-o", "i"), "lines were left out, malformed or with the id of an"),
+    ):
+        status, _, err = run(*command, "--skip-bad")
+        said = err.splitlines()
+        assert status == 0 and said[0].startswith(f"4 {kind}") and said[0].endswith("; the first 3:"), command
+        file = next(word for word in command if word.endswith(".jsonl"))
+        assert [line.split(":")[0] for line in said[1:]] == [f"{file}, line {n}" for n in (2, 3, 4)]
+
+
+def test_skip_bad_is_not_advised_where_nothing_would_be_left(run, tmp_path):
+    (tmp_path / "q.csv").write_text("Frage;Antwort\nwho?;Ada\nwhere?;here\n")
+    (tmp_path / "c.jsonl").write_text('{"id": "1"}\n{"id": "2"}\n')
+    for command in (
+        ("data", "convert", "q.csv", "o.jsonl"),
+        ("data", "passages", "c.jsonl", "p.jsonl"),
+        ("index", "build", "c.jsonl", "-o", "i"),
+    ):
+        status, _, err = run(*command)
+        assert status == 2 and "2 of its 2 rows are malformed" in err and "--skip-bad" not in err, command
+    status, _, err = run("data", "passages", "c.jsonl", "p.jsonl", "--skip-bad")
+    assert (
+        status == 2 and "c.jsonl: none of its 2 rows can be read; the first: c.jsonl, line 1: no text" in err
+    )

@@ -44,8 +44,10 @@ def test_a_corpus_is_told_from_questions_and_its_faults_are_counted(run, tmp_pat
     file = jsonl(tmp_path / "corpus.jsonl", [*rows, {"id": "5", "contents": ""}])
     status, out, err = run("data", "validate", file)
     assert (status, err) == (0, "")
-    assert out.splitlines()[2:] == [
+    assert out.splitlines() == [
         f"{file}, line 4: the passage '3' has the text of {file}, line 1",
+        f"{file}, line 5: the text looks like UTF-8 that was read as another encoding",
+        f"{file}, line 6: the passage '5' is empty",
         f"{file}: a corpus of 6 passages",
         "1 passage is empty",
         "1 passage looks like UTF-8 that was read as another encoding",
@@ -105,12 +107,11 @@ def test_columns_of_other_names_are_both_told_at_once_with_the_options_that_read
     file = tmp_path / "q.csv"
     file.write_text("Frage;Antwort\nHauptstadt von Peru?;Lima\n", encoding="utf-8")
     status, _, err = run("data", "validate", str(file))
-    assert (
-        status == 2 and "it has neither, its columns are Frage, Antwort; `unspiral data validate` and" in err
-    )
+    assert status == 2 and "it has neither, its columns are Frage, Antwort; columns of other names are" in err
     keys = "--question-key COLUMN --answer-key COLUMN"
     assert err.endswith(
-        f" by {keys}; if it is a corpus, name its columns by --text-key, --title-key and --id-key\n"
+        f" by {keys} (of a run: data.question_key and data.answer_key); if it is a corpus, name its columns "
+        "by --text-key, --title-key and --id-key\n"
     )
     assert run("data", "validate", str(file), "--question-key", "Frage", "--answer-key", "Antwort")[0] == 0
     err = run("data", "validate", str(file), "--question-key", "Frage")[2]

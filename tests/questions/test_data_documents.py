@@ -185,13 +185,19 @@ def test_what_cannot_be_read_is_left_out_with_skip_bad_and_counted(notes, tmp_pa
     status, _, err = run("data", "passages", str(notes), str(out))
     mend = f"iconv -f latin1 -t utf-8 '{notes}/more/latin one.md' > NEW"
     assert status == 2 and mend in err and "--skip-bad" in err and not out.exists()
-    status, said, _ = run("data", "passages", str(notes), str(out), "--skip-bad")
-    assert status == 0 and mend in said and "1 file or row left out that cannot be read" in said
+    assert "; 1 of its 4 documents is malformed: --skip-bad leaves it out" in err
+    status, _, err = run("data", "passages", str(notes), str(out), "--skip-bad")
+    assert status == 0 and mend in err and "1 document was left out, malformed:" in err
     assert len(rows(out)) == 3
     table = tmp_path / "rows.jsonl"
     table.write_text('{"id": 1, "year": 1999}\n{"id": 2, "text": "In basin 4."}\n{broken\n')
-    status, said, _ = run("data", "passages", str(table), str(out), "--skip-bad", "--overwrite")
-    assert status == 0 and "2 files or rows left out" in said and [row["id"] for row in rows(out)] == ["2"]
+    status, _, err = run("data", "passages", str(table), str(out), "--overwrite")
+    assert status == 2 and "; 2 of its 3 rows are malformed: --skip-bad leaves these 2 out" in err
+    status, _, err = run("data", "passages", str(table), str(out), "--skip-bad", "--overwrite")
+    assert status == 0 and [row["id"] for row in rows(out)] == ["2"]
+    said = err.splitlines()
+    assert said[0] == "2 rows were left out, malformed:"
+    assert [line.split(":")[0] for line in said[1:]] == [f"{table}, line 1", f"{table}, line 3"]
 
 
 def test_a_passage_in_the_form_of_search_r1_gives_its_title_to_all_that_is_made_of_it(tmp_path, run):

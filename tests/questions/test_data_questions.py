@@ -203,7 +203,8 @@ def test_a_parquet_file_of_another_kind_is_told_by_its_columns(tmp_path):
     with pytest.raises(
         UserError,
         match=r"row 1: these are columns of a corpus, not of questions: text, label; a corpus goes to "
-        r"retriever\.corpus or .* read columns of other names by --question-key COLUMN --answer-key COLUMN",
+        r"retriever\.corpus or .* columns of other names are given by --question-key COLUMN "
+        r"--answer-key COLUMN",
     ):
         load_questions(path)
     empty = pa.table(

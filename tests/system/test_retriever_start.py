@@ -163,7 +163,7 @@ def test_an_index_that_a_run_makes_is_opened_where_it_is_made(monkeypatch, tmp_p
     corpus.write_text('{"id": "1", "contents": "one\\ntwo"}\n')
     opened = []
     monkeypatch.setattr(launcher.backends, "open_index", lambda settings: opened.append(settings.index))
-    assert launcher.index_corpus(corpus, tmp_path / "index", skip_bad=False) == 0
+    assert launcher.index_corpus(corpus, tmp_path / "index", skip_bad=False).count == 0
     assert opened == [str(tmp_path / "index")]
     monkeypatch.setattr(launcher, "COMPILED_BYTES", 1)
     launcher.index_corpus(corpus, tmp_path / "index", skip_bad=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +10,9 @@ import typer
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from retriever_service.addresses import check_address
+from retriever_service.cli import IdKey, TextKey, TitleKey
+from retriever_service.index_folder.keys import NO_KEYS as NO_CORPUS_KEYS
+from retriever_service.index_folder.keys import CorpusKeys
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
@@ -18,8 +21,12 @@ from services.common.printing.commands import typed
 from services.common.users_files import refuse_to_lose, refuse_to_replace
 from trainer.config.schema import load_config
 from trainer.data.checks.overlap import twins
+from trainer.data.cli import AnswerKey, QuestionKey
+from trainer.data.columns import Keys
 from trainer.data.models import is_there, resolve
-from trainer.data.questions import validate
+from trainer.data.named_columns import validating
+from trainer.data.passages import validate_corpus
+from trainer.data.questions import NO_KEYS, validate
 from trainer.session.preflight.retrievers import check_index
 from trainer.session.preflight.sizes import parameter_count, parameters_by_config
 
@@ -27,6 +34,8 @@ LARGE, HUGE = 1.0e9, 5.0e9
 """Parameters from which a model trains with checkpointed activations, and from which it needs several ranks
 or adapters."""
 
+LOOKED_AT = 100_000
+"""Rows of a corpus that are read: some seconds."""
 PART_MARKS = [
     "reward:",
     "  kind: format      # part marks: a small model has little right",
@@ -75,8 +84,19 @@ def fit(parameters: int, gpus: int) -> Fit:
     return Fit(learner, rollout)
 
 
-def text_of(parameters: int, gpus: int, *, model: str, data: str, held_out: str | None, source: str) -> str:
-    """The configuration. source: the retriever's line, such as `corpus: F`."""
+def text_of(
+    parameters: int,
+    gpus: int,
+    *,
+    model: str,
+    data: str,
+    held_out: str | None,
+    source: str,
+    keys: Keys = NO_KEYS,
+    columns: CorpusKeys = NO_CORPUS_KEYS,
+) -> str:
+    """The configuration. source: the retriever's line, such as `corpus: F`. keys, columns: of questions and
+    of the corpus, where they have names of their own."""
     machine = fit(parameters, gpus)
     where = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "CPU"
     lines = [
@@ -89,8 +109,10 @@ def text_of(parameters: int, gpus: int, *, model: str, data: str, held_out: str 
         "data:",
         f"  train: {_quoted(data)}",
         *([f"  eval: {_quoted(held_out)}      # never trained on"] if held_out else []),
+        *(f"  {name}_key: {_quoted(column)}" for name, column in asdict(keys).items() if column),
         "retriever:",
         f"  {source}",
+        *(f"  {name}_key: {_quoted(column)}" for name, column in columns.given.items()),
         "rollout:",
         *(f"  {line}" for line in machine.rollout),
         f"  prompts_per_step: {16 if gpus else 4}",
@@ -139,12 +161,21 @@ def init(
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="Address of a running retriever, in place of these.")
     ] = None,
+    question_key: QuestionKey = None,
+    answer_key: AnswerKey = None,
+    text_key: TextKey = None,
+    title_key: TitleKey = None,
+    id_key: IdKey = None,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("unspiral.yaml"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
 ) -> None:
-    """Write a commented configuration that fits the machine, the model and your data."""
+    """Write a commented configuration that fits the machine, the model and your data, whose rows are read
+    first."""
+    keys, columns = Keys(question_key, answer_key), CorpusKeys(text_key, title_key, id_key)
     if sum(one is not None for one in (corpus, index, url)) != 1:
         raise UserError("init: give one of --corpus, --index and --url, the passages that the agent searches")
+    if columns and corpus is None:
+        raise UserError("init: --text-key, --title-key and --id-key are of a corpus; they go with --corpus")
     if url is not None:
         check_address("--url", url, "expected the address of a retriever, such as http://127.0.0.1:8000")
     refuse_to_replace(f"--out {out}", out, overwrite)
@@ -159,15 +190,19 @@ def init(
             raise UserError(f"{option} {path}: no such file or folder")
         if option == "--index" and not is_import_path(path):
             check_index(option, path)
+    remarks = [*_of_questions(data, held_out, keys), *_of_corpus(corpus, columns)]
     planned = parameters_by_config(Path(model).expanduser())
     parameters = parameter_count(resolve(model)) if planned is None else planned
     given = next((name, one) for name, one in (("corpus", corpus), ("index", index), ("url", url)) if one)
     source = f"{given[0]}: {_quoted(given[1])}"
-    write_atomically(out, text_of(parameters, gpus, model=model, data=data, held_out=held_out, source=source))
+    text = text_of(
+        parameters, gpus, model=model, data=data, held_out=held_out, source=source, keys=keys, columns=columns
+    )
+    write_atomically(out, text)
     load_config(out)
     if planned is not None:
         typer.echo(f"note: {model}: no weights there yet; its size is taken from its config.json", err=True)
-    for line in _remarks(data, held_out):
+    for line in remarks:
         typer.echo(typed(line), err=True)
     typer.echo(
         typed(
@@ -178,23 +213,43 @@ def init(
     )
 
 
-def _remarks(data: str, held_out: str | None) -> list[str]:
-    """What is better known before a run: held-out questions that are trained on, rows that are none. Names
-    of the laboratory and the hub are not looked up."""
+def _of_questions(data: str, held_out: str | None, keys: Keys) -> list[str]:
+    """What is better known before a run: held-out questions that are trained on, rows that are none. Raises
+    UserError where no row of a file is a question. Names of the laboratory and the hub are not looked up."""
     lines = []
-    for path in (data, held_out):
-        if path is None or not Path(path).exists():
-            continue
-        try:
-            report = validate(path)
-        except UserError as error:
-            lines.append(f"note: {error}")
-            continue
+    there = [path for path in (data, held_out) if path is not None and Path(path).exists()]
+    for path in there:
+        named = keys.beside(path, there[path == data]) if len(there) == 2 else keys
+        report = validate(path, keys=named)
+        if not report.good:
+            raise UserError(f"{path}: {report.total_line}")
         if report.problems:
-            lines.append(f"note: {path}: {report.total_line}; data.skip_bad=true leaves them out")
-    if held_out is not None and Path(held_out).exists() and Path(data).exists() and not lines:
-        same = sum(twin.similarity == 1 for twin in twins(held_out, data))
+            lines.append(f"note: {path}: {report.total_line}; mend them, or set data.skip_bad=true")
+        for found, one, more in (
+            (
+                report.contradicting,
+                "question contradicts an earlier one",
+                "questions contradict earlier ones",
+            ),
+            (report.several, "answer looks like several", "answers look like several"),
+        ):
+            if found:
+                lines.append(f"note: {counted(len(found), one, more)}; the first: {found[0]}")
+    if len(there) == 2 and held_out is not None:
+        same = sum(twin.similarity == 1 for twin in twins(held_out, data, keys=keys))
         if same:
             of = counted(same, "held-out question stands", "held-out questions stand")
-            lines.append(f"note: {of} in {data} too: unspiral data validate {held_out} --against {data}")
+            lines.append(f"note: {of} in {data} too: {validating(held_out, data, **asdict(keys))}")
     return lines
+
+
+def _of_corpus(corpus: str | None, columns: CorpusKeys) -> list[str]:
+    """Rows at which a run would stop. Raises UserError where no row is a passage."""
+    if corpus is None or not Path(corpus).exists():
+        return []
+    report = validate_corpus(Path(corpus), keys=columns, most=LOOKED_AT)
+    if not report.good:
+        raise UserError(f"{corpus}: {report.total_line or 'empty; expected at least one passage'}")
+    if not report.total_line:
+        return []
+    return [f"note: {corpus}: {report.total_line}; mend them, or set retriever.skip_bad=true"]

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 ALIASES: dict[str, tuple[str, ...]] = {
-    "answer_key": ("data.train, a file that `unspiral data convert --answer-key` writes",),
-    "question_key": ("data.train, a file that `unspiral data convert --question-key` writes",),
+    "answer_key": ("data.answer_key",),
+    "question_key": ("data.question_key",),
     "actor_learning_rate": ("learner.lr",),
     "adv_estimator": ("algorithm.advantage",),
     "advantage_estimator": ("algorithm.advantage",),

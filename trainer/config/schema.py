@@ -67,6 +67,10 @@ class DataSettings(Settings):
     """Held-out questions."""
     skip_bad: bool = False
     """Leave out malformed rows, counted, instead of stopping at the first."""
+    question_key: str | None = None
+    """Column of the question, if it has a name of its own; counts in each file that has the column."""
+    answer_key: str | None = None
+    """Column of the answers likewise; `metadata.answer` is a key in a column."""
     shuffle: bool = True
     """Shuffle the training questions anew for each pass, seeded."""
     weights: dict[str, Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]] = Field({})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from retriever_service.index_folder.keys import NO_KEYS as NO_CORPUS_KEYS
 from retriever_service.index_folder.keys import CorpusKeys
 from retriever_service.settings import ServerSettings
 from services.common import hub
-from services.common.counting import counted
+from services.common.counting import counted, left_out
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.printing.console import Console
@@ -144,8 +144,10 @@ def validate_command(
 def _say_findings(report: Report) -> None:
     """The malformed rows, what is odd about others, and the counts."""
     _list_problems(report)
-    for lines in (report.emptied, report.repeated, report.same_ids, report.odd):
-        _list(lines)
+    for line in report.first_notes:
+        typer.echo(harmless(line))
+    if more := report.notes - len(report.first_notes):
+        typer.echo(f"... and {more:,} more, counted below; --json lists all")
     width = max(map(len, [*report.sources, "total"]))
     for source, count in sorted(report.sources.items()):
         typer.echo(f"{source:{width}}  {count:8,}")
@@ -164,6 +166,17 @@ def _say_findings(report: Report) -> None:
     if report.repeated:
         typer.echo(
             f"{counted(len(report.repeated), 'question repeats', 'questions repeat')} one that stands before"
+        )
+    if report.contradicting:
+        typer.echo(
+            f"{counted(len(report.contradicting), 'of these has', 'of these have')} no answer in common with "
+            "the first one: they contradict each other, and at most one can be learnt"
+        )
+    if report.several:
+        typer.echo(
+            f"{counted(len(report.several), 'row seems', 'rows seem')} to hold several answers in one text, "
+            'which is read as one answer; write them as a JSON list, such as ["Anna", "Bob"], or with '
+            "<|answer_split|> between them"
         )
     if report.same_ids:
         typer.echo(
@@ -230,15 +243,9 @@ def _validate_corpus(path: Path, told: dict[str, Any], keys: CorpusKeys = NO_COR
         typer.echo(
             "a search result is cut at rollout.max_obs_tokens: `unspiral data passages` divides long texts"
         )
-    wrong = []
-    if report.malformed:
-        bad = f"{report.malformed:,} of {report.malformed + report.passages:,} rows are malformed"
-        wrong.append(f"{bad}; the first: {report.problems[0]}")
-    if report.same_ids:
-        again = counted(report.same_ids, "passage has", "passages have")
-        wrong.append(f"{again} the id of an earlier one; expected unique ids")
-    if wrong:
-        raise UserError(f"{path}: {'; '.join(wrong)}; `index build --skip-bad` leaves these out")
+    if report.total_line:
+        out = "; `index build --skip-bad` leaves these out" if report.good else ""
+        raise UserError(f"{path}: {report.total_line}{out}")
 
 
 def _look_up(
@@ -366,10 +373,8 @@ def convert_command(
         skip_bad=skip_bad,
         keys=Keys(question_key, answer_key),
     )
-    typer.echo(
-        f"{counted(len(done.rows), 'question')} written to {dst}"
-        + (f", {counted(done.skipped, 'malformed row')} left out" if done.skipped else "")
-    )
+    typer.echo(f"{counted(len(done.rows), 'question')} written to {dst}")
+    _say_left_out(done.skipped, done.reasons)
 
 
 @data_app.command("passages")
@@ -412,8 +417,13 @@ def passages_command(
             "rows have the id of an earlier one and got others",
         )
         typer.echo(counted(len(made.renamed), *got))
-    if made.bad:
-        typer.echo(f"{counted(made.bad, 'file or row', 'files or rows')} left out that cannot be read")
+    _say_left_out(len(made.bad), made.bad, "document" if made.of_documents else "row")
+
+
+def _say_left_out(count: int, reasons: Sequence[str], one: str = "row") -> None:
+    """Rows that --skip-bad left out, as `index build` tells them."""
+    for line in left_out(count, "malformed", reasons, one=one) if count else ():
+        typer.echo(harmless(line), err=True)
 
 
 @model_app.command("fetch")

@@ -55,6 +55,8 @@ _OTHER_TAGS = re.compile(r"</?(?:tool_call|tool_response|tool|function|python|co
 _NO = ("false", "no", "0", "0.0")
 """How tables write that a question has no answer, in small letters."""
 _SHOWN = 80
+_LONGEST_NAME = 60
+"""Characters of an answer beyond which marks in it are those of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,21 @@ class Keys:
     def __post_init__(self) -> None:
         for name, key in (("question", self.question), ("answer", self.answer)):
             if key is not None and not key.strip():  # an unset variable, which would not count
-                raise UserError(f"--{name}-key: is empty; expected a column")
+                raise UserError(f"--{name}-key (of a run: data.{name}_key): is empty; expected a column")
 
     def is_wanted(self, name: str) -> bool:
         """As the function: whether a question may be made from a column of that name."""
         return is_wanted(name) or any(
             column_of({name: None}, key) for key in (self.question, self.answer) if key
         )
+
+    def check(self, path: str | Path) -> None:
+        """Raises UserError, for a configuration, where the first row has no such column."""
+        first = next((one.fields for one in read_records(path) if one.fields is not None), None)
+        for name, key in (("question", self.question), ("answer", self.answer)):
+            if first is not None and key is not None and column_of(first, key) is None:
+                columns = ", ".join(map(str, first)) or "none"
+                raise UserError(f"data.{name}_key: {path} has no column {key!r}; its columns are {columns}")
 
     def of_file(self, path: str | Path) -> Keys:
         """Those of which the first row has the column: another file may have names that need no key."""
@@ -110,6 +120,9 @@ class Keys:
             if key is None:
                 continue
             if is_missing(value := value_at(row, key)):
+                if (own := column_of(row, key)) and plain_name(own) == plain_name(key):
+                    what = "a question" if mine == "question" else "an answer"
+                    raise UserError(f"`{own}` is empty; expected {what}")
                 raise UserError(f"{option} {key}: nothing is there; the columns are {columns}")
             row = {name: held for name, held in row.items() if plain_name(name) not in others} | {mine: value}
         return row
@@ -193,7 +206,8 @@ def _name_yours(options: str, names: str) -> str:
     known = {*QUESTION, *ANSWERS, *REWARD, *PROMPT}
     if all(plain_name(name) in known for name in names.split(", ")):
         return ""
-    return f"; `unspiral data validate` and `data convert` read columns of other names by {options}"
+    keys = options.replace("--", "data.").replace("-key", "_key").replace(" COLUMN ", " and ")
+    return f"; columns of other names are given by {options} (of a run: {keys.removesuffix(' COLUMN')})"
 
 
 OF_A_CORPUS = "; if it is a corpus, name its columns by --text-key, --title-key and --id-key"
@@ -269,6 +283,15 @@ def _texts_of_text(text: str, column: str) -> list[str]:
             f"`{column}` looks like a list written as text that can't be read: {stripped[:_SHOWN]}"
         )
     return [text]
+
+
+def several_in(answer: str) -> list[str]:
+    """What an answer consists of, if a table's cell may hold several with a mark of its own between them:
+    `Anna; Bob`, `Anna|Bob`, one a line. Commas divide too many answers that are one."""
+    marked = next((mark for mark in ("\n", "|", ";") if mark in answer.strip()), None)
+    parts = [part.strip() for part in answer.split(marked)] if marked else [answer]
+    parts = [part for part in parts if part]
+    return parts if all(len(part) <= _LONGEST_NAME for part in parts) else [answer]
 
 
 def list_in(text: str) -> list[str | int | float] | None:

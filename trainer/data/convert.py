@@ -15,7 +15,7 @@ from services.common.files import written_aside
 from services.contracts import Question
 from services.rollout.worker.templates.search_r1 import user_turn
 from trainer.data.columns import Keys
-from trainer.data.questions import NO_KEYS, BadRow, Questions, nothing_in, parsed, refused
+from trainer.data.questions import NO_KEYS, BadRow, Questions, nothing_in, parsed, read, refused
 
 SEARCH_R1_COLUMNS = (
     "data_source",
@@ -72,7 +72,7 @@ def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False, keys: K
             _write_parquet(rows, aside)
         else:
             _write_json(rows, aside, suffix)
-    return Questions([q for _, q in rows], len(problems))
+    return read([q for _, q in rows], problems)
 
 
 @contextmanager

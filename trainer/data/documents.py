@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import written_aside
 from services.common.records import Record, data_files, field_of, no_utf8, read_records
 from services.common.records.columns import CONTENTS, IDENTITY, is_missing, plain_name
-from services.common.records.files import DOCUMENTS
+from services.common.records.files import DOCUMENTS, refuse_pipe
+from trainer.data.questions import refused
 from trainer.data.taken import Taken
 
 ENCODINGS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -57,9 +59,11 @@ class Made:
     empty: list[str] = field(default_factory=list)
     """Documents of which no passage was made."""
     left_out: list[str] = field(default_factory=list)
-    """Files of a folder that were not read, and what could not be read, each with the reason."""
-    bad: int = 0
-    """Documents and rows that could not be read, with `skip_bad`."""
+    """Files of a folder that were not read, each with the reason."""
+    of_documents: bool = False
+    """Whether files are read as documents, and not rows."""
+    bad: list[str] = field(default_factory=list)
+    """Documents and rows that could not be read, with `skip_bad`: place and reason."""
     renamed: list[str] = field(default_factory=list)
     """Rows whose id another one had before, with their new ones."""
     words: list[int] = field(default_factory=list)
@@ -82,12 +86,13 @@ def write_passages(
     made = Made()
     taken = Taken()
     with written_aside(dst) as aside, aside.open("w", encoding="utf-8") as out:
-        for document in _documents(src, made, keys):
+        documents = _documents(src, made, keys)
+        for document in documents:
             if isinstance(document, UserError):
                 if not skip_bad:
-                    raise UserError(f"{document}; --skip-bad leaves it out")
-                made.bad += 1
-                made.left_out.append(str(document))
+                    what = "documents" if made.of_documents else "rows"
+                    raise refused(document, documents, made.documents, "--skip-bad", what)
+                made.bad.append(str(document))
                 continue
             made.documents += 1
             passages = list(_passages(document.sections, words))
@@ -102,6 +107,10 @@ def write_passages(
                 out.write(json.dumps(row, ensure_ascii=False) + "\n")
                 made.passages += 1
                 made.words.append(len(text.split()))
+        if made.bad and not made.documents:
+            raise UserError(
+                f"{src}: none of its {counted(len(made.bad), 'row')} can be read; the first: {made.bad[0]}"
+            )
         if not made.passages:
             raise UserError(
                 f"{src}: holds no text; expected documents ({', '.join(sorted(DOCUMENTS))}) or rows"
@@ -140,6 +149,7 @@ def _documents(src: Path, made: Made, keys: CorpusKeys) -> Iterator[Document | U
                 "give the file itself, or a folder with one kind"
             )
     else:
+        refuse_pipe(src)
         raise UserError(f"{src}: no such file or folder")
     if files and keys:
         raise UserError(f"{src}: holds documents; --text-key, --title-key and --id-key go with rows")
@@ -147,6 +157,7 @@ def _documents(src: Path, made: Made, keys: CorpusKeys) -> Iterator[Document | U
     read = files or data_files(src)
     kind = "document (.md, .rst, .txt)" if files else "data file"
     made.left_out += [f"{file}: left out, no {kind}" for file in shown if file not in read]
+    made.of_documents = bool(files)
     for file in files:
         name = file.relative_to(src).as_posix() if src.is_dir() else file.name
         try:

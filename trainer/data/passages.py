@@ -7,6 +7,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from retriever_service.index_folder.corpus import are_numbered, corpus_files, is_one_file_of_lines
@@ -14,6 +15,7 @@ from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys
 from retriever_service.index_folder.passages import Row, row_of
 from retriever_service.index_folder.repeated import again
 from retriever_service.index_folder.rows import hash_of
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.records import read_records
 from services.common.records.columns import QUESTION, plain_name
@@ -42,6 +44,23 @@ class CorpusReport:
     numbered: bool = False
     """Whether rows have their numbers as ids."""
 
+    @property
+    def good(self) -> int:
+        """Passages that an index can hold: of those with one id the first."""
+        return self.passages - self.same_ids
+
+    @property
+    def total_line(self) -> str:
+        """How many rows are malformed, and how many have an id that stands before; empty where none is."""
+        wrong = []
+        if self.malformed:
+            bad = f"{self.malformed:,} of {self.malformed + self.passages:,} rows are malformed"
+            wrong.append(f"{bad}; the first: {self.problems[0]}")
+        if self.same_ids:
+            again = counted(self.same_ids, "passage has", "passages have")
+            wrong.append(f"{again} the id of an earlier one; expected unique ids")
+        return "; ".join(wrong)
+
 
 def is_corpus(path: Path) -> bool:
     """Whether the first row is a passage. What cannot be read is no corpus: the reading says what is
@@ -61,9 +80,12 @@ def is_corpus(path: Path) -> bool:
 
 
 def validate_corpus(
-    path: Path, on_rows: Callable[[int], None] = lambda rows: None, keys: CorpusKeys = NO_KEYS
+    path: Path,
+    on_rows: Callable[[int], None] = lambda rows: None,
+    keys: CorpusKeys = NO_KEYS,
+    most: int | None = None,
 ) -> CorpusReport:
-    """Read a whole corpus. Raises UserError only where a file itself cannot be read.
+    """Read a whole corpus, or `most` rows of it. Raises UserError only where a file itself cannot be read.
 
     Takes 16 bytes per passage: hashes of ids and texts, which are compared at the end.
     """
@@ -73,7 +95,14 @@ def validate_corpus(
     keys.check(path)
     numbers = are_numbered(path, keys)
     report.numbered = numbers
-    for place, row in _rows(path, numbers, keys):
+    notes: list[tuple[int, str]] = []
+    """Each with the number of its row."""
+
+    def note(text: str, count: int) -> None:
+        if count <= SHOWN:
+            notes.append((report.passages + report.malformed, text))
+
+    for place, row in islice(_rows(path, numbers, keys), most):
         if (report.passages + report.malformed) % 1000 == 999:
             on_rows(report.passages + report.malformed + 1)
         if isinstance(row, ValueError):
@@ -86,20 +115,20 @@ def validate_corpus(
         texts.append(hash_of(row.contents))
         if not row.contents.strip():
             report.empty += 1
-            _note(report, f"{place}: the passage {row.id!r} is empty", report.empty)
+            note(f"{place}: the passage {row.id!r} is empty", report.empty)
         if ODD.search(row.contents):
             report.odd += 1
             text = "the text looks like UTF-8 that was read as another encoding"
-            _note(report, f"{place}: {text}", report.odd)
+            note(f"{place}: {text}", report.odd)
         if (words := len(row.contents.split())) > LONG:
             report.long += 1
-            _note(report, f"{place}: the passage {row.id!r} has {words:,} words", report.long)
+            note(f"{place}: the passage {row.id!r} has {words:,} words", report.long)
     same_ids, same_texts = again(ids), again(texts)
     report.same_ids = len(same_ids)
     report.same_texts = len(same_texts)
-    _note_repeated(
-        report, path, keys, {ids[at] for at in same_ids[:SHOWN]}, {texts[at] for at in same_texts[:SHOWN]}
-    )
+    twice = ({ids[at] for at in same_ids[:SHOWN]}, {texts[at] for at in same_texts[:SHOWN]})
+    notes += _repeated(report, path, keys, *twice)
+    report.notes = [line for _, line in sorted(notes, key=lambda note: note[0])]
     return report
 
 
@@ -121,14 +150,15 @@ def _rows(path: Path, numbers: bool, keys: CorpusKeys) -> Iterator[tuple[str, Ro
             yield record.place, error
 
 
-def _note_repeated(
+def _repeated(
     report: CorpusReport, path: Path, keys: CorpusKeys, ids: set[int], texts: set[int]
-) -> None:
+) -> Iterator[tuple[int, str]]:
     """Read the corpus again, as far as needed, for the places of a few ids and texts that stand twice, given
-    by their hashes."""
+    by their hashes. Each line comes with the number of its row."""
     places: dict[str, str] = {}
     left = {"the id of": min(SHOWN, report.same_ids), "the text of": min(SHOWN, report.same_texts)}
-    for place, row in _rows(path, report.numbered, keys) if any(left.values()) else ():
+    rows = _rows(path, report.numbered, keys) if any(left.values()) else ()
+    for number, (place, row) in enumerate(rows, 1):
         if isinstance(row, ValueError):
             continue
         for what, hashes, value in (("the id of", ids, row.id), ("the text of", texts, row.contents)):
@@ -137,11 +167,6 @@ def _note_repeated(
             first = places.setdefault(what + value, place)
             if first != place:
                 left[what] -= 1
-                report.notes.append(f"{place}: the passage {row.id!r} has {what} {first}")
+                yield number, f"{place}: the passage {row.id!r} has {what} {first}"
         if not any(left.values()):
             return
-
-
-def _note(report: CorpusReport, text: str, count: int) -> None:
-    if count <= SHOWN:
-        report.notes.append(text)

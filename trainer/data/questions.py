@@ -3,17 +3,18 @@ columns."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from services.common.counting import malformed
+from services.common.counting import SHOWN_LEFT_OUT, malformed
 from services.common.errors import UserError
 from services.common.records import ACCEPTED, Record, data_files, read_records
 from services.contracts import Question
-from trainer.data.columns import Keys, Parsed, question_of
+from trainer.data.columns import Keys, Parsed, question_of, several_in
 from trainer.data.passages import ODD
 from trainer.rewards import normalize, unscorable
 
@@ -23,6 +24,8 @@ SPLITS = TRAIN | HELD_OUT
 """File names that say nothing of the source; the folder's name is taken instead."""
 
 
+SHOWN = 10
+"""Lines of a kind of note that are shown."""
 COUNTED = 100_000
 """Rows behind a malformed one among which others are counted."""
 NO_KEYS = Keys()
@@ -36,6 +39,8 @@ class Questions:
     rows: list[Question]
     skipped: int = 0
     """Malformed rows left out."""
+    reasons: tuple[str, ...] = ()
+    """Of the first of these, each with its place."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +68,33 @@ class Report:
     """Rows by the columns that held their question and their answers."""
     repeated: list[str] = field(default_factory=list)
     """One line for each question that its data source had before, once normalised."""
+    contradicting: list[str] = field(default_factory=list)
+    """Those of `repeated` that have no answer in common with the first one."""
     same_ids: list[str] = field(default_factory=list)
     """One line for each row with an id that its data source had before."""
     odd: list[str] = field(default_factory=list)
     """One line for each question or answer that looks like UTF-8 read as another encoding."""
     emptied: list[str] = field(default_factory=list)
     """One line for each row with a golden answer of which scoring leaves nothing."""
+    several: list[str] = field(default_factory=list)
+    """One line for each row whose only answer looks like several."""
+    first_notes: list[str] = field(default_factory=list)
+    """The first SHOWN lines of each kind of note (all but `problems`), in the order of rows."""
 
     @property
     def good(self) -> int:
         return self.sources.total()
+
+    @property
+    def notes(self) -> int:
+        """Lines of all kinds of note."""
+        return sum(map(len, (self.repeated, self.same_ids, self.odd, self.emptied, self.several)))
+
+    def note(self, kind: list[str], line: str) -> None:
+        """Add a line to one of the kinds."""
+        kind.append(line)
+        if len(kind) <= SHOWN:
+            self.first_notes.append(line)
 
     @property
     def total_line(self) -> str:
@@ -82,16 +104,18 @@ class Report:
         return f"{bad:,} of {bad + self.good:,} rows are malformed{often}: {reason}"
 
 
-def load_questions(path: str | Path, *, skip_bad: bool = False, first: int | None = None) -> Questions:
+def load_questions(
+    path: str | Path, *, skip_bad: bool = False, first: int | None = None, keys: Keys = NO_KEYS
+) -> Questions:
     """Read a question file or folder, or its first rows. A malformed row raises UserError; with `skip_bad`
-    such rows are left out and counted.
+    such rows are left out and counted. keys: columns of other names.
 
     A file without a single good row is refused either way.
     """
     path = Path(path)
     rows: list[Question] = []
     problems = []
-    items = parsed(path)
+    items = parsed(path, keys=keys)
     for item in islice(items, first):
         if isinstance(item, BadRow):
             if not skip_bad:
@@ -101,35 +125,51 @@ def load_questions(path: str | Path, *, skip_bad: bool = False, first: int | Non
             rows.append(item[1].question)
     if not rows:
         raise UserError(nothing_in(path, problems))
-    return Questions(rows, len(problems))
+    return read(rows, problems)
+
+
+def read(rows: list[Question], problems: Sequence[BadRow]) -> Questions:
+    """Questions, and what was left out."""
+    return Questions(rows, len(problems), tuple(map(str, problems[:SHOWN_LEFT_OUT])))
 
 
 def refused(
-    first: BadRow, rest: Iterator[BadRow | tuple[Record, Parsed]], before: int, how: str
+    first: BadRow | UserError,
+    rest: Iterator[object],
+    before: int,
+    how: str,
+    what: str = "rows",
 ) -> UserError:
     """The error for the first malformed row, with the number of those among COUNTED rows behind it. rest:
-    these rows; before: good rows before it; how: what leaves malformed ones out."""
+    these rows, of which malformed ones have the type of the first; before: good rows before it; how: what
+    leaves malformed ones out. what: is counted."""
     try:
-        later = [isinstance(item, BadRow) for item in islice(rest, COUNTED)]
+        later = [isinstance(item, type(first)) for item in islice(rest, COUNTED)]
     except UserError:  # of the file itself, which is told once this row is mended
-        return UserError(f"{first}; {how} leaves such rows out")
+        return UserError(f"{first}; {how} leaves such {what} out")
     whole = len(later) < COUNTED
     bad, rows = 1 + sum(later), before + 1 + len(later)
-    told = malformed(bad, rows, whole=whole)
-    out = "such rows" if not whole else "it" if bad == 1 else f"these {bad:,}"
+    told = malformed(bad, rows, whole=whole, what=what)
+    if whole and bad == rows:  # nothing would be left
+        return UserError(f"{first}; {told}")
+    out = f"such {what}" if not whole else "it" if bad == 1 else f"these {bad:,}"
     return UserError(f"{first}; {told}: {how} leaves {out} out")
 
 
 def validate(
-    path: str | Path, *, keys: Keys = NO_KEYS, on_rows: Callable[[int], None] = lambda rows: None
+    path: str | Path,
+    *,
+    keys: Keys = NO_KEYS,
+    on_rows: Callable[[int], None] = lambda rows: None,
+    most: int | None = None,
 ) -> Report:
-    """Read the whole file and count. on_rows: told now and then how many rows are read. Raises UserError only
-    where the file cannot be read at all, or is empty."""
+    """Read the whole file, or `most` rows of it, and count. on_rows: told now and then how many rows are
+    read. Raises UserError only where the file cannot be read at all, or is empty."""
     path = Path(path)
     report = Report()
-    seen: dict[tuple[str, str], str] = {}
+    seen: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {}
     ids: dict[tuple[str, str], str] = {}
-    for number, item in enumerate(parsed(path, keys=keys), 1):
+    for number, item in enumerate(islice(parsed(path, keys=keys), most), 1):
         if number % 1000 == 0:
             on_rows(number)
         if isinstance(item, BadRow):
@@ -140,22 +180,39 @@ def validate(
         report.sources[found.question.data_source] += 1
         report.read_from[found.read_from] += 1
         question = found.question
-        first = seen.setdefault((question.data_source, normalize(question.text)), record.place)
+        answers = question.golden_answers
+        first, theirs = seen.setdefault(
+            (question.data_source, normalize(question.text)), (record.place, answers)
+        )
         if first != record.place:
-            report.repeated.append(f"{record.place}: the same question as {first}: {question.text}")
+            line = f"{record.place}: the same question as {first}"
+            if {*map(normalize, answers)}.isdisjoint(map(normalize, theirs)):
+                line += f", with another answer ({_shown(answers)}; there {_shown(theirs)})"
+                report.contradicting.append(f"{line}: {question.text}")
+            report.note(report.repeated, f"{line}: {question.text}")
         of_id = ids.setdefault((question.data_source, question.id), record.place)
         if of_id != record.place:
-            report.same_ids.append(f"{record.place}: the id {question.id!r} is that of {of_id} too")
-        if ODD.search("\n".join((question.text, *question.golden_answers))):
-            report.odd.append(f"{record.place}: looks like UTF-8 read as another encoding: {question.text}")
-        emptied = next(filter(unscorable, found.question.golden_answers), None)
-        if emptied is not None:
-            report.emptied.append(
-                f"{record.place}: of the answer {emptied!r} scoring by em, f1 and subem leaves nothing"
+            report.note(report.same_ids, f"{record.place}: the id {question.id!r} is that of {of_id} too")
+        if ODD.search("\n".join((question.text, *answers))):
+            line = f"{record.place}: looks like UTF-8 read as another encoding: {question.text}"
+            report.note(report.odd, line)
+        if (emptied := next(filter(unscorable, answers), None)) is not None:
+            report.note(
+                report.emptied,
+                f"{record.place}: of the answer {emptied!r} scoring by em, f1 and subem leaves nothing",
             )
+        if len(answers) == 1 and len(parts := several_in(answers[0])) > 1:
+            as_list = json.dumps(parts, ensure_ascii=False)
+            line = f"{record.place}: {answers[0]!r} is read as one answer; several are written {as_list}"
+            report.note(report.several, line)
     if not report.good and not report.problems:
         raise UserError(nothing_in(path, []))
     return report
+
+
+def _shown(answers: tuple[str, ...]) -> str:
+    """Answers in a line."""
+    return " | ".join(answers[:3]) + (" | ..." if len(answers) > 3 else "")
 
 
 def nothing_in(path: Path, problems: list[BadRow]) -> str:

@@ -10,6 +10,8 @@ from functools import partial
 
 from retriever_service.client import RetrieverClient
 from retriever_service.errors import RetrieverUnavailable
+from retriever_service.index_folder.description import LEFT_OUT
+from services.common.counting import left_out
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.redaction import address_without_secrets
@@ -100,8 +102,9 @@ async def index_of(settings: RetrieverSettings, name: str, config: Config, say: 
     make = partial(index_corpus, models.resolve_file(given), folder, keys=keys_of(settings))
     with told(say, f"the index of {given}"):
         skipped = await asyncio.to_thread(make, skip_bad=settings.skip_bad)
-    if skipped:
-        say(f"{given}: {skipped:,} malformed or repeated lines left out (skip_bad)")
+    if skipped.count:
+        for line in left_out(skipped.count, f"{LEFT_OUT} (skip_bad)", skipped.reasons, one="line"):
+            say(line)
     return str(folder)
 
 

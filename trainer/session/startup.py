@@ -18,13 +18,15 @@ from typing import Any
 
 import ray
 
+from services.common.counting import left_out
 from services.common.errors import EnvironmentLacks
 from services.contracts import Question
 from services.rollout.pool import placement
 from services.rollout.pool.pool import RolloutPool
 from services.rollout.worker.tokenizer import load_tokenizer
 from trainer.config.schema import Config
-from trainer.data import PromptCursor, load_questions, models
+from trainer.data import PromptCursor
+from trainer.data.named_columns import questions_in
 from trainer.learner.group import LearnerGroup
 from trainer.loop.run.run_folder import RunFolder
 from trainer.loop.run.system import Serving, System
@@ -46,9 +48,10 @@ LOCAL_SECONDS = 2.0
 
 def questions_of(config: Config, file: str, say: Say) -> list[Question]:
     """The questions of a file; says how many malformed rows were left out."""
-    loaded = load_questions(models.resolve_file(file), skip_bad=config.data.skip_bad)
+    loaded = questions_in(config.data, file)
     if loaded.skipped:
-        say(f"{file}: {loaded.skipped:,} malformed rows left out (data.skip_bad)")
+        for line in left_out(loaded.skipped, "malformed (data.skip_bad)", loaded.reasons):
+            say(line)
     return loaded.rows
 
 

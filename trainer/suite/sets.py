@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from services.common.counting import left_out as left_out_lines
 from services.common.errors import UserError
 from services.common.names import accepted
 from services.common.records import ACCEPTED, data_files
 from services.contracts import Question
-from trainer.data.questions import SPLITS, TRAIN, load_questions, source_of
+from trainer.data.columns import Keys
+from trainer.data.questions import NO_KEYS, SPLITS, TRAIN, load_questions, source_of
 
 GENERAL = ("nq", "triviaqa", "popqa")
 MULTI_HOP = ("hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
@@ -161,12 +163,14 @@ def read_suite(
     limit: int | None = None,
     seed: int = 0,
     skip_bad: bool = False,
+    keys: Keys = NO_KEYS,
     say: Callable[[str], None] = print,
 ) -> Suite:
     """Read the seven sets below a folder, or from one file.
 
     split: of each set; `auto` is described at PREFERRED, and never takes a training set. limit: rows of each
-    set, drawn by `seed`; a smaller limit draws some of the same rows. Raises UserError.
+    set, drawn by `seed`; a smaller limit draws some of the same rows. keys: columns of other names, where a
+    file has them. Raises UserError.
     """
     order = _order(split)
     path = Path(path)
@@ -177,9 +181,10 @@ def read_suite(
         named = split_of(file)
         if named not in order:
             continue
-        loaded = load_questions(file, skip_bad=skip_bad)
+        loaded = load_questions(file, skip_bad=skip_bad, keys=keys.of_file(file))
         if loaded.skipped:
-            say(f"{file}: {loaded.skipped:,} malformed rows left out (data.skip_bad)")
+            for line in left_out_lines(loaded.skipped, "malformed (data.skip_bad)", loaded.reasons):
+                say(line)
         for question in loaded.rows:
             name = _set_of_row(question, file)
             if name is None:

@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import shlex
+import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,10 @@ _ZEROS: dict[tuple[bool, ...], str] = {
 }
 """Encodings by which of the first four bytes are 0, where two characters of ASCII come first."""
 NO_JSON = object()
+_NO_SIGN = "\x1f"
+_LONGEST_NAME = 60
+"""Characters of a line that may be the name of a column."""
+_AS_CSV = "save its sheet as CSV (in UTF-8) and give that file"
 _ARROW_STREAM = b"\xff\xff\xff\xff"
 _OF_A_ROW = {*QUESTION, *CONTENTS, "prompt", "messages", "conversations", "id", "_id"}
 """Columns that only a row has; the turns of a conversation are a list of objects, and no rows."""
@@ -85,7 +90,7 @@ class Layout:
     packing: Packing = ""
     encoding: str = "utf-8"
     delimiter: str = ""
-    """Of a table: a comma, a tab or a semicolon."""
+    """Of a table: a comma, a tab or a semicolon; of one column a sign that no text has."""
 
     @property
     def plain_lines(self) -> bool:
@@ -99,6 +104,7 @@ def data_files(path: Path, expected: str = "") -> list[Path]:
     expected = f"; expected {expected}" if expected else ""
     if path.is_file():
         return [path]
+    refuse_pipe(path)
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder{expected}")
     found = [p for p in sorted(path.rglob("*")) if p.is_file() and holds_data(p.relative_to(path))]
@@ -107,6 +113,15 @@ def data_files(path: Path, expected: str = "") -> list[Path]:
         advice = "; `unspiral data passages` makes a corpus of its documents" if documents else ""
         raise UserError(f"{path}: a folder without data files{advice}{expected}")
     return found
+
+
+def refuse_pipe(path: Path) -> None:
+    """Raises UserError for what can be read once only: `/dev/stdin`, `-` and `<(COMMAND)` of a shell."""
+    if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
+        raise UserError(
+            f"{path}: a pipe or a device, which can be read once; data are read more than once, so write "
+            "them to a file first"
+        )
 
 
 def holds_data(inside: Path) -> bool:
@@ -165,8 +180,8 @@ def layout_of(path: Path) -> Layout:
         if packing:
             raise UserError(f"{path}: Parquet or Arrow packed with {packing}; unpack it")
         return Layout("parquet" if head.startswith(b"PAR1") else "arrow")
-    if head.startswith(b"PK\x03\x04"):
-        raise UserError(f"{path}: a zip archive; unpack it and give the folder")
+    if foreign := _foreign(path, head):
+        raise UserError(f"{path}: {foreign}")
     encoding = encoding_of(head)
     if encoding == "utf-8" and _is_binary(head[:4096]):
         raise UserError(f"{path}: binary, and neither Parquet (it begins with PAR1) nor Arrow")
@@ -178,10 +193,13 @@ def layout_of(path: Path) -> Layout:
         return Layout("json" if _is_one_list(text) else "jsonl", packing, encoding)
     if text[0] == "{":
         return Layout("json" if _is_one_document(text, whole) else "jsonl", packing, encoding)
-    delimiter = _delimiter(text)
+    delimiter = _delimiter(text) or _of_one_column(text)
     if not delimiter:
-        shown = text.splitlines()[0][:40]
-        raise UserError(f"{path}: neither JSON, CSV, TSV, Parquet nor Arrow: it begins with {shown!r}")
+        shown = text.splitlines()[0]
+        told = f"{path}: neither JSON, CSV, TSV, Parquet nor Arrow: it begins with {shown[:40]!r}"
+        if len(shown) <= _LONGEST_NAME:
+            told += "; a table of one column, one text a line, is read where its first line is `contents`"
+        raise UserError(told)
     return Layout("table", packing, encoding, delimiter)
 
 
@@ -248,6 +266,33 @@ def holds_rows(row: object) -> bool:
     if not isinstance(row, dict) or {plain_name(k) for k in row} & _OF_A_ROW:
         return False
     return any(isinstance(v, list) and v and all(isinstance(one, dict) for one in v) for v in row.values())
+
+
+def _foreign(path: Path, head: bytes) -> str:
+    """What is known of a file that is not read, and what to do with it; empty where nothing is."""
+    if head.startswith(b"\xd0\xcf\x11\xe0"):
+        return f"an Excel workbook of the old kind (.xls); {_AS_CSV}"
+    if head.startswith(b"%PDF-"):
+        return "a PDF; convert it to text first, and give that to `unspiral data passages`"
+    if not head.startswith(b"PK\x03\x04"):
+        return ""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError):
+        names = []
+    if any(name.startswith("xl/") for name in names):
+        return f"an Excel workbook (.xlsx); {_AS_CSV}"
+    if b"opendocument.spreadsheet" in head[:200]:
+        return f"a LibreOffice spreadsheet (.ods); {_AS_CSV}"
+    return "a zip archive; unpack it and give the folder"
+
+
+def _of_one_column(text: str) -> str:
+    """A sign that no text has, as that between the columns, where the first line is the name of a single
+    column that is known: its texts may hold commas."""
+    name = next(csv.reader(text.splitlines()[:1], delimiter=_NO_SIGN), [""])
+    return _NO_SIGN if len(name) == 1 and plain_name(name[0]) in (*CONTENTS, *QUESTION) else ""
 
 
 def _delimiter(text: str) -> str:

@@ -4,22 +4,24 @@ as `train` looks for them."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
-from retriever_service.index_folder.corpus import read_corpus
-from services.common.counting import counted
+from services.common.counting import counted, malformed
 from services.common.errors import UserError
+from services.settings import RetrieverSettings
 from trainer.commands.checks.findings import Finding, tried
 from trainer.config.schema import Config
 from trainer.data import models
-from trainer.data.questions import BadRow, parsed
+from trainer.data.named_columns import keys_of, validating
+from trainer.data.passages import CorpusReport, validate_corpus
+from trainer.data.questions import Report, validate
 from trainer.data.relative_paths import paths_of, where_looked
 from trainer.lab.demo import lab_name
-from trainer.session.preflight.retrievers import check_index, keys_of, retrievers_of
+from trainer.session.preflight.retrievers import check_index, retrievers_of
+from trainer.session.preflight.retrievers import keys_of as columns_of
 
-LOOKED_AT = 1000
-"""Rows of a question file that are read."""
+LOOKED_AT = 300_000
+"""Rows of a file that are read, which takes some ten seconds; the line says so where it has more."""
 
 
 def check_files(path: Path, config: Config) -> Iterator[Finding]:
@@ -36,12 +38,10 @@ def check_files(path: Path, config: Config) -> Iterator[Finding]:
         elif not models.is_there(value):
             yield Finding(key, "bad", value, f"no such file or folder{where_looked(path, [value])}")
         elif key.startswith("data.") and Path(value).exists():
-            yield _questions_of(key, value, config.data.skip_bad)
+            yield _questions_of(config, key, value)
     for key, searched in retrievers_of(config):
         if searched.corpus and Path(searched.corpus).exists():
-            rows = read_corpus(searched.corpus, skip_bad=searched.skip_bad, keys=keys_of(searched))
-            if isinstance(first := tried(f"{key}.corpus", searched.corpus, next, rows, None), Finding):
-                yield first
+            yield _corpus_of(key, searched)
 
 
 def _model(path: Path, value: str) -> Iterator[Finding]:
@@ -65,16 +65,72 @@ def _index(path: Path, key: str, value: str) -> Finding:
     return Finding(key, "good", value)
 
 
-def _questions_of(key: str, value: str, skip_bad: bool) -> Finding:
-    """Whether the first rows of a question file are questions."""
-    rows = tried(key, value, lambda: list(islice(parsed(Path(value)), LOOKED_AT)))
-    if isinstance(rows, Finding):
-        return rows
-    bad = [row for row in rows if isinstance(row, BadRow)]
-    seen = f"{value}: {counted(len(rows) - len(bad), 'question')} in {counted(len(rows), 'row')}"
-    if len(rows) == LOOKED_AT:
-        seen += " at its start"
-    if not bad and rows:
-        return Finding(key, "good", seen)
-    why = f"{bad[0]}; unspiral data validate {value} lists all" if bad else "it is empty"
-    return Finding(key, "note" if skip_bad and len(bad) < len(rows) else "bad", seen, why)
+def _questions_of(config: Config, key: str, value: str) -> Finding:
+    """Whether the rows of a question file are questions, all of which a run reads."""
+    skip_bad = config.data.skip_bad
+
+    def read() -> Report:
+        return validate(value, keys=keys_of(config.data, value), most=LOOKED_AT)
+
+    report = tried(key, value, read)
+    if isinstance(report, Finding):
+        return report
+    bad, rows = len(report.problems), len(report.problems) + report.good
+    seen = f"{value}: {counted(report.good, 'question')} {_read(rows)}"
+    command = validating(value, question=config.data.question_key, answer=config.data.answer_key)
+    lists = f"{command} lists all"
+    notes = []
+    if report.contradicting:
+        notes.append(
+            counted(len(report.contradicting), "question contradicts", "questions contradict")
+            + " an earlier one"
+        )
+    if report.several:
+        notes.append(
+            counted(len(report.several), "row seems", "rows seem") + " to hold several answers in one text"
+        )
+    if not bad:
+        return Finding(key, "note", seen, "; ".join([*notes, lists])) if notes else Finding(key, "good", seen)
+    told = f"{report.problems[0]}; {malformed(bad, rows, whole=rows < LOOKED_AT)}"
+    if skip_bad and report.good:
+        return Finding(key, "note", seen, "; ".join([f"{told}, left out by data.skip_bad", *notes, lists]))
+    out = ["data.skip_bad=true leaves such rows out"] if report.good else []
+    return Finding(key, "bad", seen, "; ".join([told, *notes, lists, *out]))
+
+
+def _corpus_of(key: str, searched: RetrieverSettings) -> Finding:
+    """Whether a run can make its index of a corpus, which it reads whole."""
+    corpus, keys = str(searched.corpus), columns_of(searched)
+
+    def read() -> CorpusReport:
+        return validate_corpus(Path(corpus), keys=keys, most=LOOKED_AT)
+
+    report = tried(f"{key}.corpus", corpus, read)
+    if isinstance(report, Finding):
+        return report
+    rows = report.passages + report.malformed
+    good = report.good
+    seen = f"{corpus}: {counted(good, 'passage')} {_read(rows)}"
+    told = []
+    if report.malformed:
+        told += [report.problems[0], malformed(report.malformed, rows, whole=rows < LOOKED_AT)]
+    if report.same_ids:
+        told.append(counted(report.same_ids, "row has", "rows have") + " the id of an earlier one")
+    if not rows:
+        return Finding(f"{key}.corpus", "bad", seen, "it is empty")
+    if not told:
+        return Finding(f"{key}.corpus", "good", seen)
+    lists = f"{validating(corpus, **keys.given)} lists all"
+    if searched.skip_bad and good:
+        return Finding(
+            f"{key}.corpus", "note", seen, f"{'; '.join(told)}, left out by {key}.skip_bad; {lists}"
+        )
+    out = f"; {key}.skip_bad=true leaves such rows out" if good else ""
+    return Finding(f"{key}.corpus", "bad", seen, f"{'; '.join(told)}; {lists}{out}")
+
+
+def _read(rows: int) -> str:
+    """How much was read."""
+    return (
+        f"in its first {rows:,} rows, which were read" if rows == LOOKED_AT else f"in {counted(rows, 'row')}"
+    )

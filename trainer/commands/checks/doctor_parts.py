@@ -20,6 +20,7 @@ from trainer.commands.checks.findings import Finding, tried
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.checks.overlap import repeated
+from trainer.data.named_columns import keys_of, validating
 from trainer.data.questions import load_questions, parsed
 from trainer.learner.model.asked import unlike
 from trainer.rewards import Reward
@@ -80,7 +81,8 @@ def _checked(folder: Path, config: Config) -> Path | Finding:
 
 def _prompts_made(config: Config, model: Path) -> int:
     """How many. Raises UserError as a run's start does."""
-    rows = islice(parsed(Path(config.data.train)), PROMPTS)
+    train = config.data.train
+    rows = islice(parsed(Path(train), keys=keys_of(config.data, train)), PROMPTS)
     questions = [item[1].question for item in rows if isinstance(item, tuple)]
     loaded = tokenizer.load_tokenizer(model)
     prompts.check_prompts("data.train", questions, loaded, config.rollout, trained=True)
@@ -99,15 +101,14 @@ def check_leak(config: Config) -> Iterator[Finding]:
     if not all(file and Path(file).exists() for file in files):
         return
     try:
-        train, held_out = (_questions(str(file)) for file in files)
+        train, held_out = (_questions(config, str(file)) for file in files)
     except UserError:  # the line of the file says it
         return
     held_out = held_out[: config.evaluation.limit]
     if count := repeated(held_out, train):
-        advice = (
-            f"held-out scores then measure memory; unspiral data validate {config.data.eval} "
-            f"--against {config.data.train} lists them"
-        )
+        data = config.data
+        command = validating(str(data.eval), data.train, question=data.question_key, answer=data.answer_key)
+        advice = f"held-out scores then measure memory; {command} lists them"
         yield Finding(
             "held-out questions",
             "note",
@@ -116,5 +117,5 @@ def check_leak(config: Config) -> Iterator[Finding]:
         )
 
 
-def _questions(file: str) -> list[Question]:
-    return load_questions(file, skip_bad=True).rows
+def _questions(config: Config, file: str) -> list[Question]:
+    return load_questions(file, skip_bad=True, keys=keys_of(config.data, file)).rows

@@ -12,6 +12,7 @@ from services.common.errors import UserError
 from services.contracts import Action, FinishReason, Question, Reading, Trajectory
 from trainer.commands.checks.findings import Finding, tried
 from trainer.config.schema import Config
+from trainer.data.named_columns import keys_of
 from trainer.data.questions import parsed
 from trainer.rewards import Reward, right_at
 from trainer.rewards.calls import RewardCalls
@@ -28,7 +29,7 @@ LOOKED_AT = 100
 def check_reward(config: Config, reward: Reward) -> Finding:
     """What the function gives each of them, or its own error."""
     kind = config.reward.kind
-    trajectories = made(_question(config.data.train), config.rollout.reading)
+    trajectories = made(_question(config), config.rollout.reading)
     with closing(RewardCalls(reward, kind, SECONDS, key=None)) as calls:
         earned = tried("reward.kind", kind, lambda: asyncio.run(calls.of(trajectories)))
     if isinstance(earned, Finding):
@@ -65,12 +66,14 @@ def _trajectory(name: str, question: Question, reading: Reading, action: Action)
     return Trajectory(f"doctor-{name}", "doctor", question, [0], [action], finish, reading=reading)
 
 
-def _question(train: str) -> Question:
+def _question(config: Config) -> Question:
     """The first question of the run, where it is here and can be read."""
+    train = config.data.train
     if not Path(train).exists():
         return MADE
     try:
-        rows = (item[1].question for item in parsed(Path(train)) if isinstance(item, tuple))
+        keys = keys_of(config.data, train)
+        rows = (item[1].question for item in parsed(Path(train), keys=keys) if isinstance(item, tuple))
         return next((q for q in islice(rows, LOOKED_AT) if q.golden_answers), MADE)
     except UserError:  # another line says so
         return MADE

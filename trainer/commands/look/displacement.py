@@ -18,7 +18,7 @@ from trainer.commands import completion
 from trainer.commands.agent.source import agent_spec, named
 from trainer.commands.options import AsJson
 from trainer.commands.terminal import for_people
-from trainer.data import load_questions, models
+from trainer.data.named_columns import questions_in
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
 from trainer.learner.checkpoint import step_of
 
@@ -63,7 +63,7 @@ def displacement(
         raise UserError(f"displacement {checkpoint}: it lies in no run's folder; pass --out FILE")
     step = step_of(source.checkpoint)
     out = out or (source.run or Path()) / FOLDER / f"step_{step:06d}.json"
-    questions = load_questions(models.resolve_file(data or source.config.data.train)).rows[:prompts]
+    questions = questions_in(source.config.data, data or source.config.data.train).rows[:prompts]
 
     def say(text: str) -> None:
         typer.echo(text, err=True)

@@ -45,7 +45,8 @@ from services.rollout.worker.tokenizer import load_tokenizer
 from services.settings import RolloutSettings
 from trainer.commands.work.rejection import right_trajectories
 from trainer.config.schema import Config
-from trainer.data import load_questions, models
+from trainer.data import models
+from trainer.data.named_columns import questions_in
 from trainer.learner.export import may_export_to
 from trainer.learner.group import LearnerGroup
 from trainer.learner.model.asked import how_asked
@@ -261,7 +262,7 @@ def run_warm_start(
     chosen: list[Question] = []
     with signals.raised():
         model = models.resolve(config.model.path)
-        rows = load_questions(models.resolve_file(config.data.train), skip_bad=config.data.skip_bad).rows
+        rows = questions_in(config.data, config.data.train).rows
         tokenizer = load_tokenizer(model)
         template = make_template(config.rollout.template, tokenizer, config.rollout)
         check_one_sequence(template, config.rollout)

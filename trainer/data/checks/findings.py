@@ -31,6 +31,8 @@ def of_questions(path: Path, report: Report) -> dict[str, Any]:
         "problems": report.problems,
         "emptied": report.emptied,
         "repeated": report.repeated,
+        "contradicting": report.contradicting,
+        "several_answers": report.several,
         "same_ids": report.same_ids,
         "odd": report.odd,
     }

@@ -9,7 +9,7 @@ from services.common.errors import UserError
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.demonstrations import read_demonstrations
-from trainer.data.questions import load_questions
+from trainer.data.named_columns import questions_in
 from trainer.data.relative_paths import paths_of
 from trainer.loop.update.matched_step import read_series
 
@@ -35,7 +35,7 @@ def check_named_files(config: Config) -> None:
     if not config.data.skip_bad:
         for file in (config.data.train, config.data.eval):
             if file and Path(file).exists():
-                load_questions(file, first=LOOKED_AT)
+                questions_in(config.data, file, first=LOOKED_AT)
 
 
 def _is_there(key: str, value: str) -> bool:

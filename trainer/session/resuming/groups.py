@@ -99,7 +99,11 @@ GROUPS = (
         "other rounding: the run is no longer the one that an undisturbed run would have been",
     ),
     Group("warns", ("learner.betas",), "Adam's moments were gathered under the old ones"),
-    Group("warns", ("data.eval", "evaluation.limit"), "scores before and after are of other questions"),
+    Group(
+        "warns",
+        ("data.eval", "data.question_key", "data.answer_key", "evaluation.limit"),
+        "scores before and after are of other questions",
+    ),
     Group(
         "warns",
         (

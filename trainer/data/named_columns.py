@@ -1,0 +1,40 @@
+"""The questions that a configuration names, read by the columns that it names."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from trainer.config.schema import DataSettings
+from trainer.data import models
+from trainer.data.columns import Keys
+from trainer.data.questions import NO_KEYS, Questions, load_questions
+
+
+def keys_of(data: DataSettings, file: str | Path) -> Keys:
+    """Columns by which a file of questions is read: `data.train`, `data.eval` or one in their place. A
+    column counts where the file has it; one that neither it nor the other of them has is a mistake. Raises
+    UserError. file: as it is given, or where it lies."""
+    keys = Keys(data.question_key, data.answer_key)
+    if keys == NO_KEYS or not Path(file).exists():
+        return keys
+    other = data.eval if str(file) == data.train else data.train
+    counting = keys.beside(file, other) if other and Path(other).exists() else keys
+    counting.check(file)
+    return counting
+
+
+def questions_in(data: DataSettings, file: str, *, first: int | None = None) -> Questions:
+    """The questions of a file, or its first ones; what is on the hub is fetched. Raises as
+    `load_questions`."""
+    found = models.resolve_file(file)
+    keys = keys_of(data, file if Path(file).exists() else found)
+    return load_questions(found, skip_bad=data.skip_bad, first=first, keys=keys)
+
+
+def validating(file: str, against: str | None = None, **keys: str | None) -> str:
+    """The command that lists what is wrong with a file, for messages. keys: columns by the options that name
+    them, such as `question`."""
+    words = ["unspiral", "data", "validate", file, *(["--against", against] if against else [])]
+    words += [word for name, column in keys.items() if column for word in (f"--{name}-key", column)]
+    return shlex.join(words)
