@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from fastapi import FastAPI, HTTPException, Query
 from fastapi import Path as InPath
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 
 from services.common.http.faults import described
 from services.common.http.pages import CONTENT_POLICY
@@ -98,6 +98,10 @@ def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
             "sources": {source: scores.told() for source, scores in kept.sources.items()},
             **protocol_of(kept.file),
         }
+
+    @app.get("/runs/{run}", include_in_schema=False)
+    def page_of(run: Run) -> RedirectResponse:
+        return RedirectResponse(f"/#runs={quote(quote(run))}")
 
     @app.get("/runs/{run}/evaluations", response_class=HTMLResponse, include_in_schema=False)
     def evaluations(run: Run) -> HTMLResponse:
