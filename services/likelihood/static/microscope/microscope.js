@@ -85,6 +85,7 @@
       this.form.elements.order.querySelector("[value=alarm]").hidden = !this.filters.rule;
       const { trajectories, matching, more_groups: more, kept_groups: kept, step_groups: had, step_trajectories: all } = this.heads;
       const part = all > trajectories ? ` Shown here are ${kept} of ${had} groups of this step, ${trajectories} of ${all} trajectories${U.source.live ? ": so many are kept token by token (store.trajectory_groups)" : ""}.` : "";
+      this.form.hidden = !trajectories;
       if (!trajectories) this.drawKept();
       else this.note.textContent = `${matching === trajectories ? trajectories : `${matching} of ${trajectories}`} ${trajectories === 1 ? "trajectory" : "trajectories"}, ${this.heads.groups.length} group${this.heads.groups.length === 1 ? "" : "s"}${more ? `, and ${more} more groups` : ""}.${part}`;
       this.help.hidden = !trajectories;

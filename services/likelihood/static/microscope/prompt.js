@@ -162,7 +162,8 @@
   };
 
   U.theme.start(() => view.a && draw(String(view.pointed)));
-  $("back").href = `/#runs=${encodeURIComponent(run)}`;
+  for (const id of ["back", "way-back"]) $(id).href = `/#runs=${encodeURIComponent(encodeURIComponent(run))}`;
+  $("way-back").textContent = `← run ${run}`;
   const query = new URLSearchParams(location.search);
   const place = new URLSearchParams(location.hash.slice(1));
   async function begin(prompts) {

@@ -108,7 +108,8 @@
     else lines.push(node("p", { class: first ? "muted" : "big" }, "unknown", node("span", { class: "muted" }, ": no reward/mean was posted")));
     for (const one of scored) lines.push(U.heldOutLine(one));
     if (apart && !against) lines.push(apart);
-    if (run.evaluations?.length) lines.push(node("p", {}, node("a", { href: `/runs/${encodeURIComponent(run.run)}/evaluations` }, run.evaluations.length === 1 ? "1 evaluation of this run" : `${run.evaluations.length} evaluations of this run`)));
+    const evaluated = run.evaluations?.length || scored.length;
+    if (U.source.live && evaluated) lines.push(node("p", {}, node("a", { href: `/runs/${encodeURIComponent(run.run)}/evaluations` }, "evaluations and their answers")));
     if (U.begun(run) && !SCORES.some(([key]) => all.series[key])) lines.push(node("p", { class: "muted" }, "No held-out score was posted."));
     return lines;
   }
@@ -223,6 +224,12 @@
       return node("div", { class: "answers", "data-run": run.run }, name, card("Is it learning?", learning(run), "learning"), card("Is it sick?", sick(run), "sick"), card(U.source.live ? "What is it doing now?" : "How did it end?", doing(run), "doing"));
     });
     U.redraw(document.getElementById("first"), ...rows);
+    // Of one run the answers are short, and stand above its curves. Those of several would fill the first window, where the curves
+    // are what compares them.
+    const [first, lead, hint] = ["first", "lead", "curve-hint"].map((id) => document.getElementById(id));
+    const [before, after] = runs.length > 1 ? [lead, first] : [first, lead];
+    if (before.compareDocumentPosition(after) & Node.DOCUMENT_POSITION_PRECEDING) after.before(before);
+    if (lead.nextElementSibling !== hint) lead.after(hint);
   };
 
   // The age of the last step grows between two posts.
