@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 
 import httpx
 import pytest
 
 from services.common.shares import wilson
+from services.likelihood.records import StepRecord
 from services.likelihood.rest.evaluated.kept import kept_in, own_files, protocol_of
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
+from services.likelihood.store.sqlite.store import SQLiteStore
 from trainer.commands.work.shown_answers import show_on_pages
 from trainer.suite.finished import protocol_file
 
@@ -157,3 +160,19 @@ def test_answers_that_were_kept_elsewhere_are_copied_to_the_runs_folder(run, tmp
     assert protocol_of(copy) == {"method": "agent"}
     show_on_pages(copy, run, said.append)
     assert len(said) == 1, "what lies in the folder stays as it is"
+
+
+def test_a_folder_in_which_nothing_was_trained_has_its_evaluations_too(run):
+    with closing(SQLiteStore(run / "likelihood.db")) as store:
+        store.put_step("mine", StepRecord(step=1, metrics={"x": 1.0}))
+    bare = run.parent / "bare"
+    written(bare / "eval" / "answers.jsonl", [row(1, True)])
+    (run.parent / "none" / "eval").mkdir(parents=True)
+    with serve_in_thread(ServeSettings(store=str(run.parent), port=0)) as server:
+        with httpx.Client(base_url=server.url, timeout=30) as http:
+            assert 'href="/runs/bare/evaluations">bare</a>.' in http.get("/runs/mine/evaluations").text
+            page = http.get("/runs/bare/evaluations")
+            assert page.status_code == 200 and 'href="evaluations/answers"' in page.text
+            assert http.get("/runs/bare/evaluations/answers").text.count("<li value=") == 1
+            assert http.get("/v1/runs/bare/evaluations").json() == ["answers"]
+            assert http.get("/runs/none/evaluations").status_code == 404

@@ -65,9 +65,11 @@ def list_page(
     own: Mapping[str, Kept],
     events: Sequence[Mapping[str, Any]],
     asked: Mapping[str, Path],
+    others: Sequence[str] = (),
 ) -> str:
     """suites: the file of each suite's own page, by its name; own: answers to other questions; events: the
-    held-out scores of training, oldest first; asked: the answers to these that were kept."""
+    held-out scores of training, oldest first; asked: the answers to these that were kept; others: names of
+    folders beside the run's that hold evaluations, and no run."""
     parts = []
     scored = [event for event in events if isinstance(event["data"].get("overall"), dict)]
     if own:
@@ -83,7 +85,11 @@ def list_page(
         rows = [_suite(name, file) for name, file in suites.items()]
         parts.append(panel("The papers' question sets", table(SUITE_HEADS, rows), hint(SUITE_HINT)))
     title = f"Evaluations of {run}"
-    return framed(run, title, parts or [panel(title, NONE)])
+    parts = parts or [panel(title, NONE)]
+    if others:
+        ways = ", ".join(link(f"/runs/{quote(name)}/evaluations", name) for name in others)
+        parts.append(hint(f"Beside the runs, evaluations of models that were not trained here: {ways}."))
+    return framed(run, title, parts)
 
 
 def _own(name: str, kept: Kept) -> str:

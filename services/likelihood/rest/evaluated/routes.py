@@ -9,6 +9,7 @@ Redis, knows no folder: of such a run the held-out scores that were posted are s
 from __future__ import annotations
 
 import html
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +23,7 @@ from services.common.http.faults import described
 from services.common.http.pages import CONTENT_POLICY
 from services.common.users_files import load_object
 from services.likelihood.evaluations import MOST_EVENTS
+from services.likelihood.records import RUN_PATTERN
 from services.likelihood.rest.evaluated.answers_page import Shown, answers_page, missing_page
 from services.likelihood.rest.evaluated.kept import Kept, kept_in, own_files, protocol_of, training_files
 from services.likelihood.rest.evaluated.list_page import TABLE, list_page
@@ -40,10 +42,22 @@ Name = Annotated[str, InPath(max_length=255)]
 def folder_of(store: LikelihoodStore, run: str) -> Path | None:
     """The run's folder, in which its store lies; None where it lies elsewhere, or is no file."""
     if isinstance(store, FolderStore):
-        return store.run_folder(run)
+        return store.run_folder(run) or untrained_in(store).get(run)
     if isinstance(store, SQLiteStore) and store.path.absolute().parent.name == run:
         return store.path.absolute().parent
     return None
+
+
+def untrained_in(store: LikelihoodStore) -> dict[str, Path]:
+    """Folders of a folder of runs in which nothing was trained, and `unspiral eval` left answers, by name."""
+    if not isinstance(store, FolderStore):
+        return {}
+    found = {file.parent.name: file.parent for file in sorted(store.folder.glob("*/eval"))}
+    return {
+        name: folder
+        for name, folder in found.items()
+        if store.run_folder(name) is None and re.fullmatch(RUN_PATTERN, name) and own_files(folder)
+    }
 
 
 def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
@@ -113,7 +127,9 @@ def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
         with suppress(NotStored):  # of a run that has posted nothing yet
             events = store.events(run, MOST_EVENTS, EVALUATION)
         asked = training_files(folder) if folder else {}
-        return HTMLResponse(list_page(run, suites_of(run), own, events, asked), headers=OWN_HEADERS)
+        others = [name for name in untrained_in(store) if name != run]
+        page = list_page(run, suites_of(run), own, events, asked, others)
+        return HTMLResponse(page, headers=OWN_HEADERS)
 
     @app.get("/runs/{run}/evaluations/{name}", response_class=HTMLResponse, include_in_schema=False)
     def evaluation(
