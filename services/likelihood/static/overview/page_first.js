@@ -9,6 +9,7 @@
 
   // By exit status: at its end, or by SIGINT or SIGTERM with a checkpoint.
   const ENDS = { 0: { word: "ended", look: "done" }, 4: { word: "stopped by the monitor", look: "failed" }, 129: { word: "stopped", look: "done" }, 130: { word: "stopped", look: "done" }, 143: { word: "stopped", look: "done" } };
+  const SIGNALS = { 129: "SIGHUP", 130: "SIGINT, Ctrl-C", 143: "SIGTERM" };
   const FAILED = { word: "ended with an error", look: "failed" };
 
   const known = (series, key) => (series.series[key]?.mean || []).map((value, i) => ({ value, step: series.step[i] })).filter((p) => p.value !== null && p.value !== undefined);
@@ -201,7 +202,7 @@
     if (!U.source.live) return recorded(run);
     const step = node("p", { class: "big" }, `step ${run.last_step}${of} `, node("strong", { class: `state ${state.look}` }, state.word));
     const lines = U.begun(run) ? [step] : beginning(run, state, of);
-    if (state.ended) lines.push(node("p", {}, `It ended ${U.duration(now - state.ended)} ago, exit status ${state.exit ?? "unknown"}.`));
+    if (state.ended) lines.push(node("p", {}, `It ended ${U.duration(now - state.ended)} ago, exit status ${state.exit ?? "unknown"}${SIGNALS[state.exit] ? ` (${SIGNALS[state.exit]})` : ""}.`));
     else if (state.word === "silent") lines.push(node("p", {}, `No step for ${U.duration(state.age)}${state.usual ? `, ${Math.round(state.age / state.usual)} times its usual step` : ""}, and no word of its end: it was stopped, hangs, or cannot reach this service.`));
     else if (state.age !== null) lines.push(node("p", {}, `Step ${run.last_step} ended ${U.duration(state.age)} ago${state.usual ? `, one takes ${U.duration(state.usual)}` : ""}.`));
     if (!U.begun(run)) return lines;
