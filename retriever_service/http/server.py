@@ -31,7 +31,7 @@ from retriever_service.search import backends
 from retriever_service.search.search_index import SearchIndex
 from retriever_service.settings import ServerSettings
 from services.common.http.bodies import Room
-from services.common.http.pages import add_pages
+from services.common.http.pages import add_pages, shelled
 from services.common.processes import signals
 
 log = logging.getLogger("retriever_service")
@@ -87,7 +87,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return Response(_PAGE.read_bytes(), media_type="text/html")
+        return Response(shelled(_PAGE), media_type="text/html")
 
     @app.get("/healthz", summary="Is the process up?")
     async def healthz() -> dict[str, str]:

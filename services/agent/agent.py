@@ -18,6 +18,16 @@ from services.settings import RolloutSettings
 
 
 @dataclass(frozen=True)
+class Curves:
+    """Where the curves of a model's run are to be seen."""
+
+    url: str | None
+    """Of a page, where a service is known that has them."""
+    command: str | None
+    """That shows them, where none is."""
+
+
+@dataclass(frozen=True)
 class AgentSpec:
     """What an agent is made of."""
 
@@ -30,6 +40,7 @@ class AgentSpec:
     settings: RolloutSettings = field(default_factory=RolloutSettings)
     """Template, turns, lengths and engine, as in training."""
     seed: int = 0
+    curves: Curves | None = None
 
 
 class Asked(Protocol):

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 
 from fastapi import FastAPI
 
-from services.agent.agent import Asked
+from services.agent.agent import Asked, Curves
 from services.agent.server import Service, ServiceLimits, create_app
 from services.common.http.auth import required_token
 from services.common.http.connections import Limits
@@ -22,13 +22,15 @@ def _manner(connections: int) -> Manner:
     return Manner(Limits(connections=connections), drain_seconds=10.0, lifespan="on")
 
 
-def serve_in_thread(agent: Asked, name: str, limits: ServiceLimits | None = None) -> RunningServer:
+def serve_in_thread(
+    agent: Asked, name: str, limits: ServiceLimits | None = None, curves: Curves | None = None
+) -> RunningServer:
     """Serve on a free port of 127.0.0.1, and return once the model is loaded. Raises what its start
     raises."""
     made: list[Service] = []
 
     def assembled(parts: ExitStack) -> tuple[FastAPI, socket.socket]:
-        app = create_app(agent, name, None, limits)
+        app = create_app(agent, name, None, limits, curves)
         made.append(app.state.service)
         return app, parts.enter_context(closing(bind("127.0.0.1", 0, WHAT)))
 
@@ -48,6 +50,7 @@ def serve_forever(
     limits: ServiceLimits,
     connections: int,
     announce: Callable[[str], None],
+    curves: Curves | None = None,
 ) -> int:
     """Serve in the foreground until SIGINT or SIGTERM, and return the exit status (130, 143). Raises
     CannotServe, UserError for a wider host without a token, and what ended the agent."""
@@ -56,7 +59,7 @@ def serve_forever(
 
     def assembled(parts: ExitStack) -> tuple[FastAPI, socket.socket]:
         sock = parts.enter_context(closing(bind(host, port, WHAT)))
-        app = create_app(agent, name, token, limits)
+        app = create_app(agent, name, token, limits, curves)
         made.append(app.state.service)
         made[0].on_failure = lambda: app.state.end()
         made[0].on_ready = lambda: announce(f"{WHAT}: the model is loaded")

@@ -20,7 +20,7 @@ from sse_starlette import EventSourceResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from services.agent.agent import Asked
+from services.agent.agent import Asked, Curves
 from services.agent.answers import Told, about, finish_reason, message_of, token_logprobs, usage
 from services.agent.metrics import AgentMetrics
 from services.agent.places import Places
@@ -38,7 +38,7 @@ from services.common.http.app import new_app
 from services.common.http.bodies import json_body, read_body
 from services.common.http.faults import described, text_answer
 from services.common.http.gate import HEALTH
-from services.common.http.pages import CONTENT_POLICY
+from services.common.http.pages import CONTENT_POLICY, shelled
 from services.contracts import Trajectory
 from services.rollout.errors import WorkerLostError
 from services.rollout.worker.watching import Event, Restarted
@@ -142,13 +142,17 @@ class Service:
 
 
 def create_app(
-    agent: Asked, name: str, token: str | None = None, limits: ServiceLimits | None = None
+    agent: Asked,
+    name: str,
+    token: str | None = None,
+    limits: ServiceLimits | None = None,
+    curves: Curves | None = None,
 ) -> FastAPI:
     """The application. It starts the agent when it runs, and closes it in the end: `/healthz` answers at
     once, `/readyz` when the model is loaded. With a token, everything but health and the page
     needs it.
 
-    name: the model's."""
+    name: the model's. curves: the way to those of its run."""
     service = Service(agent, name, limits or ServiceLimits())
 
     @asynccontextmanager
@@ -225,7 +229,12 @@ def create_app(
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> HTMLResponse:
-        return HTMLResponse(_PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
+        return HTMLResponse(shelled(_PAGE), headers=PAGE_HEADERS)
+
+    @app.get("/curves", include_in_schema=False)
+    async def its_curves() -> dict[str, str | None]:
+        """For the page, which is open: where the run lies is told behind the token."""
+        return {"url": curves.url, "command": curves.command} if curves else {}
 
     return app
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote
 
@@ -11,13 +10,11 @@ import typer
 
 from services.common.counting import counted
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.files import hints
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.loading.lazy import LazyModule
 from services.common.printing.console import Console
-from services.common.runs.ends import state_of
-from services.common.runs.paths import SUMMARY, last_step
 from services.control import places
+from services.control.ended import recorded
 from services.control.places import Place
 from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Answer, Done, RunStatus
 
@@ -185,20 +182,6 @@ def ask(kind: type[A], method: str, place: Place, path: str, body: Any = None) -
     return gateway.read_answer(answer, kind, url)
 
 
-def recorded(run: Path) -> RunStatus:
-    """What the folder of a run says that serves no control plane."""
-    summary = hints(run / SUMMARY)
-    last = last_step(run)
-    return RunStatus(
-        state="ended",
-        run=run.resolve().name,
-        folder=str(run.resolve()),
-        step=last,
-        stage=state_of(run, summary, last),
-        phase=str(summary.get("phase") or ""),
-    )
-
-
 def show(status: RunStatus) -> None:
     """A status for people."""
     console = Console(highlight=False)
@@ -226,7 +209,7 @@ def show(status: RunStatus) -> None:
         "phase": status.phase if status.step else "unknown: no step has ended yet",
         "policy version": str(status.version),
         "reward": rewards,
-        "tokens/s": f"{status.tokens_per_s:.0f}",
+        "tokens/s": "" if status.tokens_per_s is None else f"{status.tokens_per_s:.0f}",
         "last sync": "" if status.last_sync_seconds is None else f"{status.last_sync_seconds:.2f} s",
         "learner restored": counted(status.restores, "time") if status.restores else "",
         "folder": status.folder or "",

@@ -76,14 +76,14 @@ class RunStatus(Answer):
     attempt: int = 0
     step: int = 0
     """Last step that was finished."""
-    steps: int = 0
-    """Steps of the whole run."""
+    steps: int | None = 0
+    """Steps of the whole run; null where an ended run's folder does not tell them."""
     stage: str = ""
     """What is being done now."""
     phase: str = ""
     """Of the likelihood monitor."""
-    version: int = 0
-    """Policy version of the learner."""
+    version: int | None = 0
+    """Policy version of the learner; null of an ended run without a step."""
     target: int = 0
     """Workers wanted."""
     follows_cluster: bool = False
@@ -91,8 +91,9 @@ class RunStatus(Answer):
     problem: str | None = None
     """Why there are fewer workers than wanted."""
     workers: list[WorkerStatus] = []
-    tokens_per_s: float = 0.0
-    """Tokens per second that the workers wrote, over the trajectories finished in the last 30 seconds."""
+    tokens_per_s: float | None = 0.0
+    """Tokens per second that the workers wrote, over the trajectories finished in the last 30 seconds; null
+    of an ended run."""
     last_sync_seconds: float | None = None
     rewards: list[float | None] = []
     """Mean reward of the last steps, oldest first."""
@@ -100,8 +101,9 @@ class RunStatus(Answer):
     """Times that the learner was lost and restored."""
     retriever: Reach | None = None
     store: Reach | None = None
-    seconds: float = 0.0
-    """Since the run (this attempt of it) began."""
+    seconds: float | None = 0.0
+    """Since the run (this attempt of it) began; of an ended run what its last attempt took, null where it
+    left no summary."""
     others: list[str] = []
     """Further runs on the same cluster, which a gateway does not speak for."""
 

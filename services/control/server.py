@@ -149,12 +149,12 @@ class ControlMetrics:
         self.run.set(status.state != "no run")
         self.paused.set(status.state == "paused")
         self.step.set(status.step)
-        self.steps.set(status.steps)
-        self.version.set(status.version)
+        self.steps.set(status.steps or 0)
+        self.version.set(status.version or 0)
         self.target.set(status.target)
         for state in WORKER_STATES:
             self.workers.labels(state).set(sum(w.state == state for w in status.workers))
-        self.tokens.set(status.tokens_per_s)
+        self.tokens.set(status.tokens_per_s or 0)
         self.restores.set(status.restores)
         self.reach.clear()  # without a run, there is nothing to be reached
         for name, reach in (("retriever", status.retriever), ("store", status.store)):

@@ -17,6 +17,7 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.names import accepted
 from services.common.printing.commands import typed
+from services.common.runs.ends import is_over
 from services.common.runs.paths import (
     LATEST,
     METRICS,
@@ -255,6 +256,7 @@ def replay(
         "no_numbers": no_numbers,
         "doubts": doubted,
         "undecided": undecided,
+        "over": is_over(metrics, run.summary, run.metrics[-1]["step"]),
     }
     if as_json:
         typer.echo(orjson.dumps(body, option=orjson.OPT_INDENT_2))
@@ -264,7 +266,8 @@ def replay(
 
 
 def _judged_in_words(replayed: dict[str, Any]) -> Iterator[str]:
-    """By which metrics a run was judged, in what the monitor is in doubt, and what it cannot judge yet."""
+    """By which metrics a run was judged, in what the monitor is in doubt, and what it could not judge by
+    what there was."""
     if replayed["map"]:
         yield f"  names of {replayed['map']}"
     doubts = replayed["doubts"]
@@ -273,7 +276,8 @@ def _judged_in_words(replayed: dict[str, Any]) -> Iterator[str]:
     yield from _by_reason("in doubt", doubts)
     if replayed["missing"]:
         yield f"  missing: {', '.join(replayed['missing'])}"
-    yield from _by_reason("cannot judge yet", replayed["undecided"])
+    waiting = "did not have what they need" if replayed["over"] else "cannot judge yet"
+    yield from _by_reason(waiting, replayed["undecided"])
 
 
 def _by_reason(what: str, reasons: dict[str, str]) -> Iterator[str]:

@@ -18,12 +18,14 @@ from services.likelihood.records import MAX_STEP, EventRecord, RunInfo, StoredSt
 from services.likelihood.store.base import EVALUATION, LikelihoodStore
 
 MOST_EVENTS = 10_000
+NAMES = {"em": "EM", "f1": "F1"}
+"""Scores that have another name in words."""
 
 
 def evaluation_text(tag: str, mode: str, overall: Mapping[str, Any]) -> str:
     """One line for people, such as `after, greedy: EM 0.970, F1 0.970, n 200`."""
     scores = ", ".join(
-        f"{name.upper()} {value:.3f}" if isinstance(value, float) else f"{name} {value}"
+        f"{NAMES.get(name, name)} {value:.3f}" if isinstance(value, float) else f"{name} {value}"
         for name, value in overall.items()
     )
     return f"{tag}, {mode}: {scores}"

@@ -25,7 +25,7 @@ from services.rollout.worker.watching import Observed, Restarted, Retrieved, Sea
 from tests.agent.agent_world import FIRST, HITS, LAST, QUESTION
 from tests.retriever.retriever_fixtures import small_index  # noqa: F401
 from trainer.commands.agent.cli import question_and_changes
-from trainer.commands.agent.source import agent_spec, named, retriever_url
+from trainer.commands.agent.source import agent_spec, curves_of, named, retriever_url
 from trainer.commands.agent.transcript import Transcript
 from trainer.config.schema import parse_config
 from trainer.session.resuming.rules import without_secrets
@@ -54,6 +54,15 @@ def checkpoint(run_folder: Path, **retriever) -> Path:
     write_json(folder / "state.json", {"identity": {"settings": settings}})
     (run_folder / "metrics.jsonl").write_text("{}\n")
     return folder
+
+
+def test_a_checkpoint_of_a_run_knows_the_way_to_the_runs_curves(tmp_path):
+    given = str(checkpoint(tmp_path / "my run"))
+    assert curves_of(named(given, [])).command == f"unspiral serve likelihood --store '{tmp_path}/my run'"
+    served = curves_of(named(given, ["store.url=http://likelihood:8100/"]))
+    assert (served.url, served.command) == ("http://likelihood:8100/#runs=my%2520run", None)
+    redis = curves_of(named(given, ["store.url=redis://r:6379/0"]))
+    assert redis.command == "unspiral serve likelihood --store redis://r:6379/0"
 
 
 def test_a_checkpoint_brings_the_settings_that_it_was_trained_under(tmp_path):

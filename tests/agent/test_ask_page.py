@@ -13,7 +13,7 @@ from agent_world import NAME, StillAgent, spec_of
 from chromium import CHROMIUM, browser  # noqa: F401
 from playwright.sync_api import expect
 
-from services.agent.agent import Agent
+from services.agent.agent import Agent, Curves
 from services.agent.launch import serve_in_thread
 from services.agent.server import create_app
 from services.common.http.serving import Manner, bind, run_in_thread
@@ -142,6 +142,28 @@ def test_on_a_phone_nothing_scrolls_sideways(opened, scheme):
     expect(page.locator("#answer")).to_have_text("Shakespeare")
     page.locator("summary").click()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_the_page_has_the_look_of_the_others_and_a_way_to_the_runs_curves(opened):
+    command = Curves(None, "unspiral serve likelihood --store runs/mine")
+    for curves in (command, Curves("http://127.0.0.1:1/#runs=mine", None), None):
+        with serve_in_thread(StillAgent(), NAME, None, curves) as running:
+            page = opened(url=running.url)
+            expect(page).to_have_title(f"Ask {NAME}")
+            expect(page.locator("header h1")).to_have_text("Unspiral agent")
+            page.get_by_role("button", name="Colour theme").click()
+            assert page.evaluate("document.documentElement.dataset.theme") == "light"
+            link, said = page.get_by_role("link", name="curves of its run"), page.locator("#run")
+            if curves is command:
+                expect(said).to_have_text(
+                    "The curves of its run: unspiral serve likelihood --store runs/mine"
+                )
+            else:
+                expect(said).to_be_hidden()
+            if curves and curves.url:
+                expect(link).to_have_attribute("href", curves.url)
+            else:
+                expect(link).to_be_hidden()
 
 
 def test_a_real_agent_searches_on_the_page(opened, model, search):

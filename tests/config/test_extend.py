@@ -73,17 +73,20 @@ def test_a_path_that_is_none_is_refused_in_one_line(change, says):
 @pytest.mark.parametrize(
     ("load", "key"),
     [
-        (lambda path: load_tools({"calc": path}), "rollout.tools.calc"),
-        (lambda path: load_metrics([path]), "trainer.metrics"),
-        (token_loss, "algorithm.loss"),
+        (lambda path: load_tools({"calc": path}), "rollout.tools.calc=%s"),
+        (lambda path: load_metrics([path]), "trainer.metrics=[%s]"),
+        (token_loss, "algorithm.loss=%s"),
     ],
 )
 def test_a_path_that_leads_nowhere_names_its_key_and_the_cause(load, key):
-    said = f"{key}=nowhere.at_all:f: cannot be imported: ModuleNotFoundError: No module named 'nowhere'$"
-    with pytest.raises(UserError, match=said):  # and no place in Python's own importlib
+    said = ": cannot be imported: ModuleNotFoundError: No module named 'nowhere'"
+    with pytest.raises(UserError) as e:  # and no place in Python's own importlib
         load("nowhere.at_all:f")
-    with pytest.raises(UserError, match=f"{key}=examples.extend.retriever:PASSAGES: expected a .*found dict"):
+    assert str(e.value) == key % "nowhere.at_all:f" + said
+    with pytest.raises(UserError) as e:
         load("examples.extend.retriever:PASSAGES")
+    assert str(e.value).startswith(key % "examples.extend.retriever:PASSAGES" + ": expected a ")
+    assert "found dict" in str(e.value)
 
 
 def trajectory_of(script, tools=TOOLS, **more):

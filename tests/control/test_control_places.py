@@ -133,6 +133,7 @@ def test_the_status_of_a_run_that_has_ended_is_its_end(run, made, asked, tmp_pat
         "ended",
         "healthy",
     ]
+    assert found["tokens_per_s"] is None and found["steps"] == 9 and found["seconds"] is None
     status, out, err = run("pause", "mine")
     assert (status, out) == (2, "") and err == (
         "unspiral: runs/mine: ended after step 3, so no control plane answers for it; `unspiral runs` lists "

@@ -39,9 +39,8 @@ def test_hadolint_finds_nothing(dockerfile):
 
 
 def test_shellcheck_finds_nothing():
-    scripts = [p for folder in ("deploy", "tests") for p in sorted((ROOT / folder).rglob("*.sh"))] + [
-        ROOT / ".ci/run"
-    ]
+    scripts = [p for folder in ("deploy", "tests") for p in sorted((ROOT / folder).rglob("*.sh"))]
+    scripts += [ROOT / ".ci/run", *sorted((ROOT / "deploy").rglob("*.sbatch"))]
     done = run(BIN / "shellcheck", *scripts)
     assert done.returncode == 0, done.stdout
 

@@ -12,6 +12,8 @@ from page_parts import section
 from places import ROOT
 from test_docs_site import served, site  # noqa: F401
 
+from trainer.commands.look.cli import Run
+
 DOCS = ROOT / "docs"
 in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 WRITERS = ("trainer/loop", "trainer/session", "trainer/commands/work")
@@ -68,10 +70,26 @@ def test_the_page_of_a_runs_folder_names_every_file_that_is_written_there():
     assert "`eval/answers.jsonl`" in table and "`eval/search7-METHOD/`" in table
 
 
+def test_a_run_is_explained_in_one_place_and_as_the_help_does():
+    (help_of_run,) = (one.help for one in Run.__metadata__)
+    said = help_of_run.removesuffix(".").lower()
+    stated = re.escape(said.replace("runs/", "`runs/`").replace("latest", "`latest`"))
+    (row,) = [line for line in page("run_folder.md").splitlines() if line.startswith("| RUN |")]
+    assert re.search(stated, row.lower())
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.search(f"a run is {stated}", readme.lower()) and "run_folder.md#what-run-and" in readme
+
+
 def test_options_of_an_evaluation_come_before_its_results():
     text = page("evaluation.md")
-    assert text.index("## Questions") < text.index("## Methods") < text.index("## What was measured")
-    assert "| option | effect |" in section(text, "Questions")
+    parts = re.findall(r"^## (.+)$", text, re.M)
+    assert parts[0] == "Evaluate a model on your own questions" and parts[-1] == "What was measured"
+    assert parts.index("The papers' seven sets") < parts.index("Methods")
+    assert "| option | effect |" in section(text, "The papers' seven sets")
+    first = section(text, parts[0])
+    assert "--suite" not in first and first.index("unspiral eval --config mine.yaml") < first.index(
+        "EM 1.000"
+    )
     assert "| | NQ |" not in text.partition("## What was measured")[0]
 
 

@@ -9,7 +9,7 @@ from places import ROOT
 
 from services.contracts import Question
 from services.likelihood.monitor.detectors.table import READS
-from trainer.config.schema import Config, load_config, paths_of
+from trainer.config.schema import Config, default_of, load_config, paths_of
 
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 ROWS = [line for line in PAGE.splitlines() if line.startswith("| `")]
@@ -60,7 +60,9 @@ def test_each_row_has_unit_meaning_good_and_bad():
         assert len(cells) == 5 and all(cells), row
 
 
-@pytest.mark.parametrize("page", ["migrating", "not_learning", "tutorial", "extend", "metrics", "run_folder"])
+@pytest.mark.parametrize(
+    "page", ["migrating", "not_learning", "tutorial", "extend", "metrics", "run_folder", "settings"]
+)
 def test_keys_that_a_page_names_are_keys(page):
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     if page == "migrating":  # the first column alone is ours
@@ -95,3 +97,11 @@ def test_the_example_of_migrating_is_a_configuration_and_a_reward(tmp_path, monk
         1,
         0,
     ]
+
+
+def test_defaults_that_the_page_of_settings_states_are_the_defaults():
+    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    stated = dict(re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)` \(([\d.e-]+|`\w+`)(?=[,;:) ])", text))
+    found = {key: default_of(key) for key in stated}
+    assert len(stated) > 25
+    assert {k: v for k, v in stated.items() if v.strip("`") != str(found[k]) and float(v) != found[k]} == {}

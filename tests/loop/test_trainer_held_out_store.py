@@ -165,7 +165,7 @@ def test_page_report_and_trackers_show_every_evaluation_also_the_last_one_and_af
     assert [(e["kind"], e["step"], e["data"]["mode"]) for e in events] == [
         ("evaluation", step, "greedy") for step in (0, 2, 3)
     ]
-    assert events[-1]["text"] == "after, greedy: EM 0.750, F1 0.750, RIGHT 0.750, n 4"
+    assert events[-1]["text"] == "after, greedy: EM 0.750, F1 0.750, right 0.750, n 4"
 
     at_three = json.dumps(driver.state_dict())
     again, seen = run(driver.system, service, 5, from_state=json.loads(at_three))

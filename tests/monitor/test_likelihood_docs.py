@@ -11,6 +11,7 @@ from places import ROOT
 from sick_runs import healthy_run
 from sick_runs import rows as rows_of
 from test_likelihood_detectors import SICK, alarms_of
+from test_likelihood_replay import replay
 
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.monitor.detectors.table import READS
@@ -104,3 +105,14 @@ def test_the_example_post_is_accepted():
     (body,) = re.findall(r"/steps -H \S+ \S+ -d '(.*?)'\n", section(SERVICE, "For any trainer"), re.S)
     record = StepRecord.model_validate_json(body)
     assert record.trajectories[0].actions[0].documents == ["d7"]
+
+
+def test_the_keys_of_a_replay_are_those_that_it_prints():
+    printed = replay(ROOT / "tests" / "data" / "lab" / "grpo_0.jsonl")
+    told = section(PAGE, "Judge a recorded run")
+    keys = "\n".join(line.split(" | ")[0] for line in told.splitlines() if line.startswith("| `"))
+    assert re.findall(r"`(\w+)`", keys) == list(printed)
+    assert "`first`, `last`, `phase`" in told and set(printed["phases"][0]) == {"first", "last", "phase"}
+    (form,) = re.findall(r"Each has (.+?)\. `confidence` is", " ".join(PAGE.split()))
+    assert set(printed["alarms"][0]) == {*re.findall(r"`(\w+)`", form), "cleared"}
+    assert "`cleared`, the step at which it ended" in told

@@ -92,14 +92,14 @@ def output_of(capsys, *command):
 
 def test_the_terminal_names_them_with_the_reason(folder, capsys):
     said = output_of(capsys, "monitor", "replay", str(folder))
-    assert f"cannot judge yet ({FEW}): gradient, entropy_low, entropy_high, interaction" in said
-    assert "cannot judge yet (3 values of reward/mean, and 8 are needed): collapse" in said
+    assert f"did not have what they need ({FEW}): gradient, entropy_low, entropy_high, interaction" in said
+    assert "did not have what they need (3 values of reward/mean, and 8 are needed): collapse" in said
     as_json = output_of(capsys, "monitor", "replay", str(folder), "--json")
     assert json.loads(as_json)["undecided"] == after(3).undecided()
     summary = {"steps": 3, "phase": "unknown", "undecided": after(3).undecided()}
     assert run_in_words(summary).splitlines()[1] == (
-        f"{len(after(3).undecided())} of 21 detectors could not judge the run: "
-        "unspiral monitor replay says why"
+        f"{len(after(3).undecided())} of 21 detectors did not have what they need to judge the run: "
+        "unspiral monitor replay says what"
     )
 
 
@@ -122,7 +122,10 @@ def test_page_and_report_show_a_third_state(browser, folder, tmp_path):
         report = browser.new_page()
         report.goto(write_report([folder], tmp_path / "report.html").as_uri())
         said = {live: ("17 cannot judge yet", "17 of 21 detectors cannot judge it yet.")}
-        said[report] = ("17 could not judge", "17 of 21 detectors could not judge it.")
+        said[report] = (
+            "17 did not have what they need",
+            f"17 of 21 detectors did not have what they need: 11 of them had {FEW}.",
+        )
         for page, (folded, told) in said.items():
             page.locator("#undecided-lanes summary", has_text=folded).wait_for()
             assert page.locator("#quiet-lanes summary").inner_text() == "4 saw no sign"
@@ -138,8 +141,8 @@ def test_page_and_report_show_a_third_state(browser, folder, tmp_path):
         live.locator("#quiet-lanes", has_text="collapse").wait_for(state="attached")
         about = {"ended": 1.0, "exit": 0}
         httpx.post(f"{server.url}/v1/runs/three/about", json=about).raise_for_status()
-        live.locator("#undecided-lanes summary", has_text="could not judge").wait_for()
-        assert "detectors could not judge it." in live.locator(".answer.sick").inner_text()
+        live.locator("#undecided-lanes summary", has_text="did not have what they need").wait_for()
+        assert "detectors did not have what they need: " in live.locator(".answer.sick").inner_text()
         live.close()
         report.close()
     finally:

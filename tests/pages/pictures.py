@@ -167,7 +167,7 @@ def opened(browser: Browser, url: str, view: View, width: int, scheme: str) -> P
     if view.token and view.name != "login":
         page.goto(url)
         page.get_by_label("API token").fill(TOKEN)
-        page.get_by_role("button").click()
+        page.get_by_role("button", name="Sign in").click()
         page.wait_for_selector("#first")
         page.goto("about:blank")
     page.goto(f"{url}{view.path}")

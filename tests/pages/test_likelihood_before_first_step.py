@@ -97,8 +97,13 @@ def test_without_a_control_plane_the_page_says_since_when(browser, url):
 def test_a_run_that_ended_before_its_first_step_has_no_yet(browser, url):
     begun(url, ended=time.time(), exit=3)
     page = opened(browser, f"{url}/#runs=early")
-    expect(page.locator(f"{CARDS}.doing .big")).to_have_text("no step of 9 has ended ended with an error")
-    expect(page.locator(f"{CARDS}.learning .big")).to_have_text("no step has ended")
+    expect(page.locator(f"{CARDS}.doing .big")).to_have_text(
+        "ended with an error before its first step of 9 "
+    )
+    expect(page.locator(f"{CARDS}.learning .big")).to_have_text("ended with an error before its first step")
+    expect(page.locator("#runs tbody tr")).to_contain_text(
+        "unknown, ended with an error before its first step"
+    )
     page.close()
 
 
@@ -116,10 +121,11 @@ def test_the_report_says_the_same(browser, tmp_path, yet):
     else:
         report = write_report([folder], folder / "report.html")
     page = opened(browser, report.as_uri())
-    word = "yet " if yet else ""
-    state = "running" if yet else "cut off"
-    expect(page.locator(f"{CARDS}.doing .big")).to_have_text(f"no step of 9 has ended {word}{state}")
-    expect(page.locator(f"{CARDS}.learning .big")).to_have_text(f"no step has ended {word}".strip())
+    doing, learning = ("no step of 9 has ended yet", "no step has ended yet")
+    if not yet:
+        doing, learning = ("cut off before its first step of 9", "cut off before its first step")
+    expect(page.locator(f"{CARDS}.doing .big")).to_have_text(doing)
+    expect(page.locator(f"{CARDS}.learning .big")).to_have_text(learning)
     expect(page.locator("#lane-panel")).to_contain_text(NO_STEP)
     expect(page.locator("#status")).to_have_text("report of 1 run, no step has ended")
     everything = page.locator("body").inner_text()

@@ -156,7 +156,7 @@ def test_buttons_come_with_the_token_and_go_with_it(world, browser):
     page.on("pageerror", lambda e: wrong.append(str(e)))
     page.goto(service.url)
     page.get_by_label("API token").fill(TOKEN)
-    page.get_by_role("button").click()
+    page.get_by_role("button", name="Sign in").click()
     panel = page.locator("#control")
     panel.get_by_text("running").wait_for()
     assert panel.get_by_role("button").all_inner_texts() == ["Control this run"]
@@ -211,7 +211,7 @@ def with_a_clock(browser, service):
     page.clock.install()
     page.goto(service.url)
     page.get_by_label("API token").fill(TOKEN)
-    page.get_by_role("button").click()
+    page.get_by_role("button", name="Sign in").click()
     panel = page.locator("#control")
     return page, panel
 

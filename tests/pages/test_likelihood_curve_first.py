@@ -4,6 +4,8 @@ whichever tab is shown; what explains the page is folded."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -42,6 +44,23 @@ def addresses(tmp_path_factory):
     server.stop()
 
 
+@pytest.fixture(scope="module")
+def pair(addresses, tmp_path_factory):
+    """Of both, with a second run."""
+    folder = tmp_path_factory.mktemp("runs") / "other"
+    folder.mkdir()
+    rows = [row | {"eval/em_greedy": 0.4} for row in recorded()[:9]]
+    (folder / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    live = addresses["live"].partition("/#")[0]
+    for row in rows:
+        metrics = {name: value for name, value in row.items() if name != "step"}
+        body = {"step": row["step"], "metrics": metrics}
+        httpx.post(f"{live}/v1/runs/other/steps", json=body).raise_for_status()
+    report = Path(urlsplit(addresses["report"]).path)
+    both = write_report([report.parent, folder], folder / "report.html")
+    return {"live": f"{live}/#runs=falls,other", "report": both.as_uri()}
+
+
 def shown(browser, address, *size):
     page = opened(browser, address, *size)
     page.locator("#lead figure:not([hidden]) canvas").first.wait_for()
@@ -67,6 +86,22 @@ def test_the_curve_of_the_reward_stands_directly_below_the_answers(browser, addr
         plots = [page.locator("#lead canvas").nth(i).bounding_box() for i in range(2)]
         assert all(plot["y"] + plot["height"] <= size[1] for plot in plots), "both lie in the first window"
         assert plots[1]["x"] > plots[0]["x"] + plots[0]["width"], "beside each other"
+    closed(page)
+
+
+@pytest.mark.parametrize("place", ["live", "report"])
+def test_of_two_runs_both_curves_lie_in_the_first_window(browser, addresses, pair, place):
+    page = shown(browser, pair[place])
+    page.locator(".answers").nth(1).wait_for()
+    tops = page.evaluate(TOPS, ["lead", "curve-hint", "first", "runs", "tabs"])
+    assert tops == sorted(tops) and len(set(tops)) == 5
+    plots = [page.locator("#lead canvas").nth(i).bounding_box() for i in range(2)]
+    assert all(plot["y"] + plot["height"] <= 600 for plot in plots)
+    if place == "live":  # with one run left, its answers stand first again
+        page.get_by_role("checkbox", name="other").uncheck()
+        expect(page.locator(".answers")).to_have_count(1)
+        tops = page.evaluate(TOPS, ORDER[:5])
+        assert tops == sorted(tops)
     closed(page)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import pytest
 from chromium import CHROMIUM, browser, opened  # noqa: F401
-from suite_rows import evaluation
+from suite_rows import asked, evaluation, row
 from test_likelihood_step_page import post
 
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
@@ -27,6 +29,9 @@ def server(tmp_path_factory):
         evaluation(run / "eval" / name, right, method=name.removeprefix("search7-"), model=HOSTILE)
     (run / "eval" / "old").mkdir()
     (run / "eval" / "old" / "table.html").write_text("<h1>old</h1>")
+    rows = [row(asked("nq", i), "Rome" if i < 6 else "Oslo") for i in range(8)]
+    (run / "eval" / "answers.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    (run / "eval" / "protocol.json").write_text(json.dumps({"model": {"name": HOSTILE}, "method": "agent"}))
     server = serve_in_thread(ServeSettings(store=str(run / "likelihood.db"), port=0))
     post(server.url)
     yield server
@@ -37,14 +42,15 @@ def test_the_tab_shows_all_evaluations_of_a_run_above_the_papers_rows(browser, s
     page = opened(browser, f"{server.url}/#runs=falls")
     page.get_by_role("tab", name="Evaluations").click()
     page.wait_for_selector(".evaluations tbody tr")
-    heads = page.locator(".evaluations thead th").all_inner_texts()
+    sets = page.locator("section.panel", has=page.get_by_role("heading", name="Seven question sets"))
+    heads = sets.locator("thead th").all_inner_texts()
     assert heads == ["Exact match", *(HEADS[name] for name in COLUMNS)]
-    parts = page.locator(".evaluations .part").all_inner_texts()
+    parts = sets.locator(".part").all_inner_texts()
     assert parts[0] == "Measured, greedy, with bootstrap interval"
     assert parts[1:] == [
         f"As printed in {paper}, not measured here" for paper in dict.fromkeys(r.paper for r in PUBLISHED)
     ]
-    rows = page.locator(".evaluations tbody tr:not(.part)").all_inner_texts()
+    rows = sets.locator("tbody tr:not(.part)").all_inner_texts()
     assert len(rows) == 2 + len(PUBLISHED)
     assert "falls, search7-agent" in rows[0] and f"{HOSTILE}, agent, 70 questions" in rows[0]
     assert rows[0].count(".800") == len(COLUMNS) and rows[1].count(".300") == len(COLUMNS)
@@ -58,10 +64,31 @@ def test_the_tab_shows_all_evaluations_of_a_run_above_the_papers_rows(browser, s
     page.close()
 
 
+def test_own_questions_stand_in_the_tab_and_lead_to_their_answers(browser, server):
+    page = opened(browser, f"{server.url}/#runs=falls&tab=evaluations")
+    own = page.locator(
+        "section.panel", has=page.get_by_role("heading", name="Own questions, by unspiral eval")
+    )
+    own.wait_for()
+    (told,) = own.locator("tbody tr").all_inner_texts()
+    assert "falls, answers" in told and HOSTILE in told and ".750" in told and ".409–.929" in told
+    own.get_by_role("link", name="falls, answers").click()
+    assert page.locator(".answers-read > li").count() == 8 and page.locator("main img").count() == 0
+    page.get_by_role("link", name="wrong 2").click()
+    page.locator(".answers-read summary").first.click()
+    assert page.locator(".answers-read .said").first.inner_text().strip().endswith("<answer> Oslo </answer>")
+    page.get_by_role("link", name="evaluations of falls").click()
+    assert page.locator("h2").first.inner_text() == "Own questions, by unspiral eval"
+    assert page.errors == []
+    page.close()
+
+
 def test_a_run_without_evaluations_says_how_one_is_made_and_a_phone_does_not_scroll_sideways(browser, server):
     httpx.post(f"{server.url}/v1/runs/other/steps", json={"step": 0, "metrics": {}}).raise_for_status()
     page = opened(browser, f"{server.url}/#runs=other&tab=evaluations", 390, 844)
     page.locator("#tab-evaluations", has_text="unspiral eval --suite search7 makes one").wait_for()
+    other = page.locator("#runs tbody tr", has_text="falls").locator("td[data-label='Step'] a")
+    other.wait_for()  # a run that is not drawn leads to its last step, too
     page.close()
     page = opened(browser, f"{server.url}/#runs=falls&tab=evaluations", 390, 844)
     page.wait_for_selector(".evaluations tbody tr")

@@ -83,3 +83,27 @@ def test_the_evaluations_of_a_run_lead_back_to_it(page, url):
     page.get_by_role("link", name="← evaluations of demo-0").click()
     page.get_by_role("link", name="← run demo-0").click()
     page.locator(".answers[data-run='demo-0']").wait_for()
+
+
+def test_a_run_may_be_named_before_the_sharp_sign_too(page, url):
+    page.goto(f"{url}/?run=nosuch")
+    page.get_by_text("No run nosuch in this store. Choose one below.").wait_for()
+    assert page.locator(".answers").count() == 0
+    page.goto(f"{url}/?run=other")
+    page.locator(".answers[data-run='other']").wait_for()
+    until(page, "location.search === '' && location.hash === '#runs=other'")
+    page.goto(f"{url}/runs/demo-0")
+    page.locator(".answers[data-run='demo-0']").wait_for()
+
+
+def test_a_step_of_which_nothing_is_kept_says_what_the_last_step_is(page, url):
+    page.goto(f"{url}/runs/other/steps/99")
+    page.get_by_text(
+        "No trajectories of step 99 are kept token by token. The run's last step is 1."
+    ).wait_for()
+
+
+def test_the_prompts_of_a_run_that_keeps_none_are_read_to_the_end(page, url):
+    page.goto(f"{url}/runs/other/prompts")
+    page.get_by_text("No trajectory of this run is kept token by token:").wait_for()
+    assert page.locator("#status").inner_text() == "other" and page.locator("#choice").is_hidden()

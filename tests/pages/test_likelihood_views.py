@@ -227,7 +227,7 @@ def test_runs_are_renamed_hidden_and_deleted_with_the_token(tmp_path, opened, br
     page.set_default_timeout(15_000)
     page.goto(server.url)
     page.get_by_label("API token").fill("s3cret")
-    page.get_by_role("button").click()
+    page.get_by_role("button", name="Sign in").click()
     page.get_by_role("button", name="Change gone").click()
     page.get_by_label("Title").fill(HOSTILE)
     page.get_by_label("hide it").check()

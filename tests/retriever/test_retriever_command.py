@@ -378,11 +378,19 @@ def test_the_search_page_shows_passages_with_the_words_marked(small_index):
         page.wait_for_selector("#token:visible")
         assert "token is needed" in page.inner_text("#state")
         page.fill("#token", "s3cret")
-        page.click("button")
+        page.click("form button")
         page.wait_for_selector("li")
         assert "1. Mina Frost" in page.inner_text("li >> nth=0") and "id d59" in page.inner_text(
             "li >> nth=0"
         )
         assert page.locator("li >> nth=0 >> mark").first.inner_text() == "Mina"
+        marks = (
+            "([text, query]) => [...marked(text, query).querySelectorAll('mark')].map((m) => m.textContent)"
+        )
+        text = "Light 1 of the lighthouse, 10 lights, of 1853; Içmeler's boxes"
+        assert page.evaluate(marks, [text, "light of 1"]) == ["Light", "1", "lights"]
+        assert page.evaluate(marks, [text, "lights 185 box İÇMELER"]) == ["Light", "lights", "boxes"]
+        assert page.evaluate(marks, [text, "of the (?"]) == []
+        assert page.evaluate(marks, ["東京の灯台", "灯台"]) == ["灯台"]
         assert "passages in" in page.inner_text("#state") and not errors and "q=Mina+Frost" in page.url
         browser.close()

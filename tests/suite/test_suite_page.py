@@ -124,8 +124,8 @@ def test_the_service_of_a_run_shows_its_evaluations_behind_the_same_token(tmp_pa
         assert shown.text.replace(back, "") == (run / "eval" / "search7-rag" / "table.html").read_text()
         assert shown.text.count(back) == 1
         assert "default-src 'none'" in shown.headers["Content-Security-Policy"]
-        assert "None is in the run's folder" in asked.get("/runs/other/evaluations").text
-        for missing in ("none", "..", "secret.html", "..%2Fsearch7-rag"):
+        assert "No run other in this store." in asked.get("/runs/other/evaluations").text
+        for missing in ("none", "secret.html", "..%2Fsearch7-rag"):
             assert asked.get(f"/runs/my-run/evaluations/{missing}").status_code in (404, 422), missing
         rows = asked.get("/v1/runs/my-run/evaluations/search7-rag").json()
         assert rows["measured"][0]["em"]["nq"]["mean"] == 0.5 and len(rows["printed"]) == len(PUBLISHED)

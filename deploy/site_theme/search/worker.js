@@ -9,6 +9,13 @@ let index = null;
 // What was measured comes after what is to be done.
 const EVIDENCE = /^(benchmarks|study|collapse_bench|monitor_evidence)\//;
 
+// What is often typed, in the words of these pages.
+const SAME = {
+  ckpt: ["checkpoint"], custom: ["own"], hf: ["huggingface"], hyperparameter: ["settings"], lr: ["rate"], multinode: ["nodes"],
+  nan: ["nonfinite"], tb: ["tensorboard"],
+};
+const ways = word => [word, ...(SAME[word] || [])];
+
 // `eval/answers.jsonl` is found by its whole name and by each of its parts.
 function words(text) {
   const found = [];
@@ -75,14 +82,14 @@ function search(query) {
   if (!asked.length) return [];
   const last = asked[asked.length - 1];
   const found = index.query(terms => {
-    asked.forEach(word => terms.term(word, {}));
+    asked.flatMap(ways).forEach(word => terms.term(word, {}));
     if (last.length > 2) terms.term(last, {usePipeline: false, wildcard: lunr.Query.wildcard.TRAILING, boost: 0.2});
   });
-  const stems = asked.map(stem);
+  const stems = asked.map(word => ways(word).map(stem));
   for (const result of found) {
     const matched = Object.keys(result.matchData.metadata);
-    const seen = stems.filter((word, at) =>
-      matched.some(term => term === word || (asked[at] === last && term.startsWith(last))));
+    const seen = stems.filter((words, at) =>
+      matched.some(term => words.includes(term) || (asked[at] === last && term.startsWith(last))));
     result.score *= (seen.length / stems.length) ** 2;
   }
   found.sort((a, b) => b.score - a.score);

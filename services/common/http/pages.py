@@ -8,9 +8,20 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, Response
 
 STATIC = Path(__file__).parent / "static"
-LOGIN = (STATIC / "login.html").read_text(encoding="utf-8")
+STYLE = f"<style>\n{(STATIC / 'shell.css').read_text(encoding='utf-8')}</style>"
+SCRIPT = f"<script data-alone>\n{(STATIC / 'shell.js').read_text(encoding='utf-8')}</script>"
+
+
+def shelled(page: Path) -> str:
+    """A page of one file, with the look and the theme that all pages share written into it. It has
+    `<!--shell-->` before its own styles, `<!--theme-->` at its end, and a button `theme`."""
+    text = page.read_text(encoding="utf-8")
+    return text.replace("<!--shell-->", STYLE).replace("<!--theme-->", SCRIPT)
+
+
+LOGIN = shelled(STATIC / "login.html")
 """The form of the gate; `<!--message-->` is where a refusal is said."""
-DOCS = (STATIC / "docs.html").read_text(encoding="utf-8")
+DOCS = shelled(STATIC / "docs.html")
 ICON = (STATIC / "favicon.svg").read_bytes()
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "

@@ -74,18 +74,19 @@ def _names_in(holder: Any, wanted: str) -> str:
     return f"; it has: {shown or 'no function or class'}" + (f"; did you mean {near}?" if near else "")
 
 
-def load(key: str, path: str, expected: str, *calls: Call) -> Callable[..., Any]:
+def load(key: str, path: str, expected: str, *calls: Call, listed: bool = False) -> Callable[..., Any]:
     """The function or class at an import path. key: of the configuration, for the error; expected: what it
     should be, such as `a function of one trajectory`; calls: as of `check_takes`, where its signature is to
-    be checked. Raises UserError."""
+    be checked; listed: the key takes a list, and the error shows it as it is typed. Raises UserError."""
+    where = f"{key}=[{path}]" if listed else f"{key}={path}"
     if not is_import_path(path):
-        raise UserError(f"{key}={path}: expected an import path package.module:name of {expected}")
-    with calling(f"{key}={path}: cannot be imported"):
+        raise UserError(f"{where}: expected an import path package.module:name of {expected}")
+    with calling(f"{where}: cannot be imported"):
         found = find(path)
     if not callable(found):
-        raise UserError(f"{key}={path}: expected {expected}, found {type(found).__name__}")
+        raise UserError(f"{where}: expected {expected}, found {type(found).__name__}")
     for call in calls:
-        check_takes(f"{key}={path}", expected, found, call)
+        check_takes(where, expected, found, call)
     return found
 
 

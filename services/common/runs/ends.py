@@ -30,6 +30,12 @@ def state_of(folder: Path, summary: Mapping[str, Any], last_step: int) -> str:
     return RUNNING if holder else CUT_OFF
 
 
+def is_over(run: Path, summary: Mapping[str, Any], last_step: int) -> bool:
+    """Whether nothing more comes to what was recorded. run: a folder, or a file of metrics in one."""
+    folder = run if run.is_dir() else run.parent
+    return state_of(folder, summary, last_step) != RUNNING
+
+
 def ending(folder: Path, summary: Mapping[str, Any], last_step: int) -> dict[str, str] | None:
     """`state`, and `text`, a sentence for a report. None where nothing is known: a folder that holds metrics
     alone."""

@@ -23,6 +23,8 @@ from services.likelihood.store import series
 from services.likelihood.store.base import EVALUATION
 
 STATIC = Path(__file__).parents[1] / "static"
+SHELL = Path(__file__).parents[2] / "common" / "http" / "static"
+"""What the pages of all services share."""
 POINTS = 2000
 """Most points of a curve in the file."""
 MOST_EVENTS = 500
@@ -105,7 +107,8 @@ def page(data: dict[str, Any]) -> str:
 
 
 def _static(name: str) -> str:
-    text = (STATIC / name).read_text(encoding="utf-8").replace("</script", "<\\/script")
+    file = STATIC / name if (STATIC / name).is_file() else SHELL / name
+    text = file.read_text(encoding="utf-8").replace("</script", "<\\/script")
     if name.startswith("vendor/"):  # its licence travels with it
         licence = STATIC / "vendor" / f"LICENSE.{Path(name).name.split('.')[0]}"
         text = f"/*\n{licence.read_text(encoding='utf-8')}*/\n{text}"

@@ -22,7 +22,7 @@ from services.likelihood.exports.mirrors import (
     TensorBoardMirror,
     WandbMirror,
 )
-from services.likelihood.rest.evaluation_routes import add_evaluation_routes
+from services.likelihood.rest.evaluated.routes import add_evaluation_routes
 from services.likelihood.rest.folder_watch import watched
 from services.likelihood.rest.server import create_app
 from services.likelihood.store.base import SAMPLE_STEPS

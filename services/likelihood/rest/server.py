@@ -59,6 +59,8 @@ THREADS = 8
 """That read and write the store. More would take turns with the event loop for the interpreter, each with a
 page cache of its own."""
 STATIC = Path(__file__).parents[1] / "static"
+SHELL = ("services.common.http", "static")
+"""Package and folder of what the pages of all services share."""
 OF_A_RUN = described(404)
 
 
@@ -103,7 +105,7 @@ def create_app(
         few_threads,
     )
     app.state.service = service
-    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    app.mount("/static", StaticFiles(directory=STATIC, packages=[SHELL]), name="static")
 
     async def read(load: Callable[[], bytes], media_type: str) -> Response:
         """An answer that may be large: read while no other is, and held within the memory until it is

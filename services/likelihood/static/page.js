@@ -325,7 +325,7 @@
   function drawEvents(runs) {
     const all = runs.flatMap((run) => (run.events || []).map((event) => ({ run, event })));
     $("event-panel").hidden = !all.length;
-    const items = all.slice(-200).map(({ run, event }) => node("li", {}, `${runs.length > 1 ? `${run.run}, ` : ""}step ${event.step ?? "–"}: `, node("strong", {}, event.kind), ` ${event.text}`));
+    const items = all.slice(-200).map(({ run, event }) => node("li", {}, `${runs.length > 1 ? `${run.run}, ` : ""}step ${event.step ?? "–"}: `, node("strong", {}, event.kind), ` ${event.kind === "evaluation" ? event.text.replace(/\bRIGHT\b/, "right") : event.text}`)); // as earlier versions wrote it
     U.redraw($("events"), node("ul", { class: "events" }, ...items.reverse()));
   }
 

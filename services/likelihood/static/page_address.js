@@ -6,11 +6,13 @@
   // What the address says. Steps and spans are numbers; what is none is left out.
   U.readAddress = () => {
     const given = new URLSearchParams(location.hash.slice(1));
+    // People type `/?run=NAME`, too. What is chosen then stands behind the #, as ever.
+    const asked = new URLSearchParams(location.search);
     const list = (name) => (given.get(name) || "").split(",").map(decode).filter(Boolean);
     const whole = (name) => (/^\d{1,7}$/.test(given.get(name) || "") ? Number(given.get(name)) : null);
     const [from, to] = [whole("from"), whole("to")];
     return {
-      runs: list("runs"),
+      runs: [...new Set([...list("runs"), ...list("run"), ...(given.has("runs") ? [] : [...asked.getAll("run"), ...asked.getAll("runs")].flatMap((names) => names.split(",")).filter(Boolean))])],
       window: from !== null && to !== null && to > from ? [from, to] : null,
       smooth: [1, 5, 15, 50].includes(whole("smooth")) ? whole("smooth") : null,
       pin: whole("pin"),
@@ -43,7 +45,7 @@
     for (const name of ["log", "off"]) if (view[name].size) parts.push(`${name}=${joined(view[name])}`);
     if (view.others) parts.push("others=1");
     if (view.tab !== "curves") parts.push(`tab=${encode(view.tab)}`);
-    history.replaceState(null, "", `#${parts.join("&")}`);
+    history.replaceState(null, "", `${/[?&]runs?=/.test(location.search) ? location.pathname : ""}#${parts.join("&")}`);
   };
 
   // Someone has put another address into this window: replaceState is not told.

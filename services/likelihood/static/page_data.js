@@ -101,8 +101,8 @@
     // What the table of runs says of one whose curves are not drawn.
     async brief(name) {
       const at = `/v1/runs/${encodeURIComponent(name)}`;
-      const [summary, series] = await Promise.all([this.get(`${at}/summary`), this.get(`${at}/series?points=${POINTS}&names=${BRIEF}`)]);
-      return { ...summary, series, bands: [{ phase: summary.phase, first: summary.since, last: summary.last_step }] };
+      const [summary, series, about, sampled] = await Promise.all([this.get(`${at}/summary`), this.get(`${at}/series?points=${POINTS}&names=${BRIEF}`), this.get(`${at}/about`), this.get(`${at}/samples`)]);
+      return { ...summary, series, about, sampled, bands: [{ phase: summary.phase, first: summary.since, last: summary.last_step }] };
     }
     // A curve as finely as the service gives it.
     curve(run, name, range) {

@@ -32,4 +32,6 @@ def run_serve_agent(
     with ExitStack() as parts:
         spec = agent_spec(checkpoint, retriever, overrides, seed, parts, say)
         limits = ServiceLimits(running, waiting, spec.settings.trajectory_timeout_seconds)
-        return serve_forever(Agent(spec), name or spec.name, host, port, limits, connections, say)
+        return serve_forever(
+            Agent(spec), name or spec.name, host, port, limits, connections, say, spec.curves
+        )

@@ -7,15 +7,17 @@ copied elsewhere knows its template too.
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from retriever_service.settings import ServerSettings
-from services.agent.agent import AgentSpec
+from services.agent.agent import AgentSpec, Curves
 from services.common.errors import UserError
 from services.common.files import hints
 from services.common.loading.lazy import LazyModule
@@ -120,7 +122,19 @@ def agent_spec(
         config.retriever.timeout_seconds,
         config.rollout,
         config.seed if seed is None else seed,
+        curves_of(source),
     )
+
+
+def curves_of(source: Named) -> Curves | None:
+    """The way to the curves of a checkpoint's run; None for a model's folder."""
+    if source.run is None:
+        return None
+    store = source.config.store.url or ""
+    if store.startswith(("http://", "https://")) and MASKED not in store:
+        return Curves(f"{store.rstrip('/')}/#runs={quote(quote(source.run.name))}", None)
+    place = store or shlex.quote(str(source.run))
+    return Curves(None, None if MASKED in place else f"unspiral serve likelihood --store {place}")
 
 
 def retriever_url(source: Named, given: str | None, parts: ExitStack, say: Say) -> str:

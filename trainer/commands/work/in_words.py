@@ -25,7 +25,8 @@ def run_in_words(summary: Mapping[str, Any]) -> str:
     ]
     if waiting := len(summary.get("undecided", ())):
         lines.append(
-            f"{waiting} of {len(READS)} detectors could not judge the run: unspiral monitor replay says why"
+            f"{waiting} of {len(READS)} detectors did not have what they need to judge the run: unspiral "
+            "monitor replay says what"
         )
     for suffix, how in _MODES.items():
         before = summary.get(f"em_before{suffix}")

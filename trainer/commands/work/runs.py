@@ -30,6 +30,7 @@ from trainer.commands.work.in_words import (
     taught_in_words,
     unsearched_in_words,
 )
+from trainer.commands.work.shown_answers import show_on_pages
 from trainer.config.schema import Config, load_config
 from trainer.data import models
 from trainer.data.relative_paths import looked_for, where_looked
@@ -258,6 +259,7 @@ def evaluate(
             )
     except signals.Stopped as stopped:
         raise stopped.with_advice("no scores were written") from None
+    show_on_pages(answers, settings.run_dir, _say)
     if hint := unsearched_in_words(scores, config):
         _say(hint)
     typer.echo(f"answers written to {answers}", err=True)

@@ -25,7 +25,8 @@ class StepMetrics(Protocol):
 
 def load_metrics(paths: Sequence[str]) -> dict[str, StepMetrics]:
     """The functions by their paths. Raises UserError, one line with the key."""
-    return {path: load(KEY, path, "a function of trajectories and rewards", Call(2)) for path in paths}
+    what = "a function of trajectories and rewards"
+    return {path: load(KEY, path, what, Call(2), listed=True) for path in paths}
 
 
 class UsersMetrics:

@@ -102,7 +102,7 @@
     const lanes = [];
     const quiet = [];
     const unread = [];
-    const waiting = new Map(); // reason -> rules that cannot judge yet, or could not in a run that is over
+    const waiting = new Map(); // reason -> rules that cannot judge yet, or in a run that is over did not have what they need
     let over = true;
     for (const [rule, metrics] of Object.entries(U.RULES)) {
       let read = false;
@@ -129,7 +129,7 @@
     // They are not quiet: of such a rule no sign could have been seen.
     const count = [...waiting.values()].flat().length;
     const reasons = [...waiting].map(([why, rules]) => node("li", {}, node("strong", {}, why), ": ", ...rules.flatMap((rule, i) => (i ? [", ", breakable(rule)] : [breakable(rule)]))));
-    const undecided = node("details", { id: "undecided-lanes", open: $("undecided-lanes")?.open ?? false }, node("summary", {}, `${count} ${over ? "could not judge" : "cannot judge yet"}`), node("ul", { class: "reasons" }, ...reasons));
+    const undecided = node("details", { id: "undecided-lanes", open: $("undecided-lanes")?.open ?? false }, node("summary", {}, `${count} ${over ? "did not have what they need" : "cannot judge yet"}`), node("ul", { class: "reasons" }, ...reasons));
     U.redraw($("lanes"), ...lanes, quiet.length ? fold : null, count ? undecided : null);
     const missing = unread.length ? [node("li", { class: "unread" }, `not recorded: ${unread.join(", ")}`)] : [];
     const whose = runs.length > 1 ? runs.map((run) => node("li", {}, node("span", { class: "swatch", style: `background:${run.colour}` }), U.titleOf(run))) : [];

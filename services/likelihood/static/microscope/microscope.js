@@ -85,9 +85,24 @@
       this.form.elements.order.querySelector("[value=alarm]").hidden = !this.filters.rule;
       const { trajectories, matching, more_groups: more, kept_groups: kept, step_groups: had, step_trajectories: all } = this.heads;
       const part = all > trajectories ? ` Shown here are ${kept} of ${had} groups of this step, ${trajectories} of ${all} trajectories${U.source.live ? ": so many are kept token by token (store.trajectory_groups)" : ""}.` : "";
-      if (!trajectories) this.note.textContent = `No trajectories of step ${this.step} are kept token by token.`;
+      this.form.hidden = !trajectories;
+      if (!trajectories) this.drawKept();
       else this.note.textContent = `${matching === trajectories ? trajectories : `${matching} of ${trajectories}`} ${trajectories === 1 ? "trajectory" : "trajectories"}, ${this.heads.groups.length} group${this.heads.groups.length === 1 ? "" : "s"}${more ? `, and ${more} more groups` : ""}.${part}`;
       this.help.hidden = !trajectories;
+    }
+
+    // Of a step without trajectories: of which steps there are some, and which one is the run's last.
+    async drawKept() {
+      const turn = this.asked;
+      this.note.textContent = `No trajectories of step ${this.step} are kept token by token.`;
+      const { steps, last } = await U.samples.kept(this.run);
+      if (turn !== this.asked) return;
+      const parts = [last === null ? " No step of the run has ended." : ` The run's last step is ${last}.`];
+      if (steps.length) {
+        const shown = steps.length > 20 ? [...steps.slice(0, 3), ...steps.slice(-15)] : steps;
+        parts.push(" Kept are those of ", ...shown.flatMap((step, i) => [i ? (i === 3 && shown !== steps ? " … " : ", ") : `step${steps.length === 1 ? "" : "s"} `, U.samples.live ? node("a", { href: `/runs/${encodeURIComponent(this.run)}/steps/${step}` }, String(step)) : String(step)]), ".");
+      }
+      this.note.append(...parts);
     }
 
     drawGrid() {

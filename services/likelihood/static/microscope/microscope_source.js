@@ -11,6 +11,12 @@
       const query = new URLSearchParams(Object.entries(filters).filter(([, value]) => value));
       return U.source.get(`${at(run, step)}?${query}`);
     }
+    // The steps of which trajectories are kept, and the run's last step.
+    async kept(run) {
+      const of = `/v1/runs/${encodeURIComponent(run)}`;
+      const [sampled, summary] = await Promise.all([U.source.get(`${of}/samples`), U.source.get(`${of}/summary`)]);
+      return { steps: sampled.map((s) => s.step), last: summary.last_step };
+    }
     group(run, step, group) {
       return U.source.get(`${at(run, step)}/full?group=${encodeURIComponent(group)}`);
     }
@@ -49,6 +55,9 @@
         previous: steps.filter((s) => s < step).pop() ?? null,
         next: steps.find((s) => s > step) ?? null,
       };
+    }
+    async kept(run) {
+      return { steps: this.runs.get(run).map((s) => s.step), last: U.source.data.runs.find((r) => r.run === run).last_step };
     }
     through() {
       return null;

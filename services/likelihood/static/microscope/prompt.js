@@ -162,14 +162,21 @@
   };
 
   U.theme.start(() => view.a && draw(String(view.pointed)));
-  $("back").href = `/#runs=${encodeURIComponent(run)}`;
+  for (const id of ["back", "way-back"]) $(id).href = `/#runs=${encodeURIComponent(encodeURIComponent(run))}`;
+  $("way-back").textContent = `← run ${run}`;
   const query = new URLSearchParams(location.search);
   const place = new URLSearchParams(location.hash.slice(1));
   async function begin(prompts) {
     view.prompt = query.get("prompt") || prompts[0]?.prompt || null;
     drawPrompts(prompts);
+    $("choice").hidden = false;
     if (view.prompt !== null) return show(view.prompt, query.get("first"), query.get("last"), Object.fromEntries(place));
-    $("note").textContent = "No trajectory of this run is kept token by token.";
+    $("status").className = "status live";
+    $("status").replaceChildren(node("span", {}, run));
+    document.title = `${run}: a prompt through time`;
+    $("choice").hidden = true;
+    const { last_step: last } = await U.source.get(`/v1/runs/${encodeURIComponent(run)}/summary`);
+    $("note").textContent = `No trajectory of this run is kept token by token: ${last === null ? "no step of it has ended" : "trainers other than unspiral train post them as samples, and store.trajectory_groups=0 keeps none"}.`;
   }
   U.source.get(at).then(begin).catch(failed);
 

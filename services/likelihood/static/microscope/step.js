@@ -25,7 +25,8 @@
       document.title = `${run}, step ${step}: microscope`;
     },
   });
-  $("back").href = `/#runs=${encodeURIComponent(run)}`;
+  for (const id of ["back", "way-back"]) $(id).href = `/#runs=${encodeURIComponent(encodeURIComponent(run))}`;
+  $("way-back").textContent = `← run ${run}`;
   U.theme.start(() => view.view && view.draw());
   const query = new URLSearchParams(location.search);
   const place = new URLSearchParams(location.hash.slice(1));

@@ -7,6 +7,11 @@
   const SCORES = [["eval/em_greedy", "held-out EM, greedy"], ["eval/em_sampled", "held-out EM, sampled"]];
   const SILENT = 60; // seconds without a step that say nothing yet
 
+  // By exit status: at its end, or by SIGINT or SIGTERM with a checkpoint.
+  const ENDS = { 0: { word: "ended", look: "done" }, 4: { word: "stopped by the monitor", look: "failed" }, 129: { word: "stopped", look: "done" }, 130: { word: "stopped", look: "done" }, 143: { word: "stopped", look: "done" } };
+  const SIGNALS = { 129: "SIGHUP", 130: "SIGINT, Ctrl-C", 143: "SIGTERM" };
+  const FAILED = { word: "ended with an error", look: "failed" };
+
   const known = (series, key) => (series.series[key]?.mean || []).map((value, i) => ({ value, step: series.step[i] })).filter((p) => p.value !== null && p.value !== undefined);
   const mean = (points) => points.reduce((sum, p) => sum + p.value, 0) / points.length;
   const variance = (points, centre) => points.reduce((sum, p) => sum + (p.value - centre) ** 2, 0) / (points.length - 1);
@@ -78,7 +83,8 @@
   U.begun = (run) => run.last_step !== null && run.last_step !== undefined;
   // A report is of a run that is over, unless it says that the run still went on.
   U.over = (run) => (U.source.live ? Boolean(run.about?.ended) : run.ending?.state !== "running");
-  U.noStep = (run, of = "") => `no step${of} has ended${U.over(run) ? "" : " yet"}`;
+  const ended = (run) => (U.source.live ? (ENDS[run.about?.exit || 0] ?? FAILED).word : run.ending?.state || "ended");
+  U.noStep = (run, of = "") => (U.over(run) && (U.source.live || run.ending) ? `${ended(run)} before its first step${of}` : `no step${of} has ended${U.over(run) ? "" : " yet"}`);
 
   function learning(run) {
     const all = run.headline || run.series;
@@ -103,7 +109,8 @@
     else lines.push(node("p", { class: first ? "muted" : "big" }, "unknown", node("span", { class: "muted" }, ": no reward/mean was posted")));
     for (const one of scored) lines.push(U.heldOutLine(one));
     if (apart && !against) lines.push(apart);
-    if (run.evaluations?.length) lines.push(node("p", {}, node("a", { href: `/runs/${encodeURIComponent(run.run)}/evaluations` }, run.evaluations.length === 1 ? "1 evaluation of this run" : `${run.evaluations.length} evaluations of this run`)));
+    const evaluated = run.evaluations?.length || scored.length;
+    if (U.source.live && evaluated) lines.push(node("p", {}, node("a", { href: `/runs/${encodeURIComponent(run.run)}/evaluations` }, "evaluations and their answers")));
     if (U.begun(run) && !SCORES.some(([key]) => all.series[key])) lines.push(node("p", { class: "muted" }, "No held-out score was posted."));
     return lines;
   }
@@ -119,7 +126,14 @@
   // How many of the rules no alarm could come from.
   const undecided = (run) => {
     const count = Object.keys(run.undecided || {}).length;
-    return count ? ` ${count} of ${Object.keys(U.RULES).length} detectors ${U.over(run) ? "could not judge it" : "cannot judge it yet"}.` : "";
+    return count ? ` ${count} of ${Object.keys(U.RULES).length} detectors ${U.over(run) ? `did not have what they need: ${lacked(run)}` : "cannot judge it yet"}.` : "";
+  };
+  // What most of them lacked; below Detectors stands what each did.
+  const lacked = (run) => {
+    const reasons = Object.values(run.undecided);
+    const count = (why) => reasons.filter((one) => one === why).length;
+    const most = [...new Set(reasons)].sort((a, b) => count(b) - count(a))[0];
+    return `${count(most) < reasons.length ? `${count(most)} of them had ` : ""}${most}`;
   };
   function sick(run) {
     if (!U.begun(run)) return [node("p", { class: "big" }, U.chip("unknown"), node("span", { class: "muted" }, `: ${U.noStep(run)}`)), node("p", { class: "muted" }, "The detectors judge from the first step on.")];
@@ -146,8 +160,6 @@
   };
   const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
 
-  // By exit status: at its end, or by SIGINT or SIGTERM with a checkpoint.
-  const ENDS = { 0: { word: "ended", look: "done" }, 4: { word: "stopped by the monitor", look: "failed" }, 129: { word: "stopped", look: "done" }, 130: { word: "stopped", look: "done" }, 143: { word: "stopped", look: "done" } };
 
   // Whether a run goes on, by what it said and by how long it has been silent.
   U.state = (run, now) => {
@@ -156,7 +168,7 @@
     const age = run.last_step_time ? now - run.last_step_time : null;
     const about = run.about || {};
     const out = { usual, age, planned: about.steps ?? null };
-    if (about.ended) return { ...out, ...ENDS[about.exit || 0] ?? { word: "ended with an error", look: "failed" }, ended: about.ended, exit: about.exit ?? null };
+    if (about.ended) return { ...out, ...(ENDS[about.exit || 0] ?? FAILED), ended: about.ended, exit: about.exit ?? null };
     if (age === null) return { ...out, word: "no step yet", look: "done" };
     if (age > Math.max(SILENT, 5 * (usual ?? 2 * SILENT))) return { ...out, word: "silent", look: "silent" };
     return { ...out, word: "running", look: "running" };
@@ -167,9 +179,10 @@
     const planned = run.config?.trainer?.steps;
     const look = run.ending?.state.startsWith("failed") ? "failed" : "done";
     const of = planned ? ` of ${planned}` : "";
-    const step = U.begun(run) ? `step ${run.last_step}${of} ` : `${U.noStep(run, of)} `;
+    const begun = U.begun(run);
+    const step = begun ? `step ${run.last_step}${of} ` : U.noStep(run, of);
     const said = run.ending?.text || "A record of metrics alone: how the run ended is not in it.";
-    return [node("p", { class: "big" }, step, run.ending ? node("strong", { class: `state ${look}` }, run.ending.state) : null), node("p", { class: run.ending ? null : "muted" }, said)];
+    return [node("p", { class: "big" }, step, begun && run.ending ? node("strong", { class: `state ${look}` }, run.ending.state) : null), node("p", { class: run.ending ? null : "muted" }, said)];
   }
 
   // Before the first step: what its control plane says that it does, and since when it is there.
@@ -179,7 +192,7 @@
     const since = run.about?.started && !state.ended ? `it began ${U.duration(U.source.now() - run.about.started)} ago` : "";
     const stage = now?.stage && !state.ended ? `now, ${now.stage}` : "";
     const said = [stage, since].filter(Boolean).join("; ");
-    return [node("p", { class: "big" }, `${U.noStep(run, of)} `, word ? node("strong", { class: `state ${state.ended ? state.look : "running"}` }, word) : null), said ? node("p", {}, `${said[0].toUpperCase()}${said.slice(1)}.`) : null].filter(Boolean);
+    return [node("p", { class: "big" }, `${U.noStep(run, of)} `, word && !state.ended ? node("strong", { class: "state running" }, word) : null), said ? node("p", {}, `${said[0].toUpperCase()}${said.slice(1)}.`) : null].filter(Boolean);
   }
 
   function doing(run) {
@@ -189,7 +202,7 @@
     if (!U.source.live) return recorded(run);
     const step = node("p", { class: "big" }, `step ${run.last_step}${of} `, node("strong", { class: `state ${state.look}` }, state.word));
     const lines = U.begun(run) ? [step] : beginning(run, state, of);
-    if (state.ended) lines.push(node("p", {}, `It ended ${U.duration(now - state.ended)} ago, exit status ${state.exit ?? "unknown"}.`));
+    if (state.ended) lines.push(node("p", {}, `It ended ${U.duration(now - state.ended)} ago, exit status ${state.exit ?? "unknown"}${SIGNALS[state.exit] ? ` (${SIGNALS[state.exit]})` : ""}.`));
     else if (state.word === "silent") lines.push(node("p", {}, `No step for ${U.duration(state.age)}${state.usual ? `, ${Math.round(state.age / state.usual)} times its usual step` : ""}, and no word of its end: it was stopped, hangs, or cannot reach this service.`));
     else if (state.age !== null) lines.push(node("p", {}, `Step ${run.last_step} ended ${U.duration(state.age)} ago${state.usual ? `, one takes ${U.duration(state.usual)}` : ""}.`));
     if (!U.begun(run)) return lines;
@@ -212,6 +225,12 @@
       return node("div", { class: "answers", "data-run": run.run }, name, card("Is it learning?", learning(run), "learning"), card("Is it sick?", sick(run), "sick"), card(U.source.live ? "What is it doing now?" : "How did it end?", doing(run), "doing"));
     });
     U.redraw(document.getElementById("first"), ...rows);
+    // Of one run the answers are short, and stand above its curves. Those of several would fill the first window, where the curves
+    // are what compares them.
+    const [first, lead, hint] = ["first", "lead", "curve-hint"].map((id) => document.getElementById(id));
+    const [before, after] = runs.length > 1 ? [lead, first] : [first, lead];
+    if (before.compareDocumentPosition(after) & Node.DOCUMENT_POSITION_PRECEDING) after.before(before);
+    if (lead.nextElementSibling !== hint) lead.after(hint);
   };
 
   // The age of the last step grows between two posts.

@@ -38,7 +38,7 @@
       { class: drawn ? null : "off" },
       node("th", { scope: "row" }, node("label", {}, box, swatch, names), ...tags, change),
       node("td", {}, run ? U.chip(run.phase, U.begun(run) ? ` since ${run.since}` : `, ${U.noStep(run)}`) : node("span", { class: "muted" }, "–")),
-      value(2, drawn ? lastStep(drawn) : number(run ? run.last_step : info.last_step)),
+      value(2, run ? lastStep(run) : number(info.last_step)),
       ...values.map((v, i) => value(3 + i, number(v))),
       value(8, run ? (standing.length ? String(standing.length) : "none") : "–"),
     );

@@ -1,4 +1,4 @@
-// The tab "Evaluations": what `unspiral eval --suite` measured on the chosen runs, above the rows that papers print.
+// The tab "Evaluations": what `unspiral eval` measured on the chosen runs, their held-out scores, and the papers' sets above the rows that papers print.
 (() => {
   "use strict";
   const U = window.Unspiral;
@@ -33,21 +33,45 @@
     return U.wide("Exact match", node("table", { class: "evaluations" }, node("thead", {}, node("tr", {}, node("th", { scope: "col" }, "Exact match"), ...heads)), node("tbody", {}, ...body)));
   }
 
-  // What the runs asked of their own held-out questions, the newest first.
-  function own(runs) {
-    const rows = runs.flatMap((run) => (run.events || []).filter((e) => e.kind === "evaluation" && e.data?.overall).map((event) => ({ run, event }))).reverse();
-    if (!rows.length) return null;
-    const score = (value) => node("td", { class: "n" }, typeof value === "number" ? short(value) : "–");
-    const cells = ({ run, event: { step, data } }) => [
-      node("th", { scope: "row" }, node("span", { class: "swatch", style: `background:${run.colour}` }), ` ${U.titleOf(run)}, step ${step}`, node("small", { class: "muted" }, String(data.tag ?? ""))),
-      node("td", {}, String(data.mode ?? "–")),
-      score(data.overall.em),
-      score(data.overall.f1),
-      node("td", { class: "n" }, String(data.overall.n ?? "–")),
-    ];
-    const heads = ["Evaluation", "Mode", "Exact match", "F1", "Questions"].map((head, i) => node("th", { scope: "col", class: i > 1 ? "n" : null }, head));
-    const body = rows.map((row) => node("tr", {}, ...cells(row)));
-    return node("section", { class: "panel" }, node("h2", {}, "Held-out questions of the run"), U.wide("Held-out questions", node("table", { class: "evaluations own" }, node("thead", {}, node("tr", {}, ...heads)), node("tbody", {}, ...body))));
+  const swatch = (run) => node("span", { class: "swatch", style: `background:${run.colour}` });
+  const score = (value, low, high) => node("td", { class: "n" }, typeof value === "number" ? short(value) : "–", typeof low === "number" ? node("small", { class: "muted" }, `${short(low)}–${short(high)}`) : null);
+  const day = (seconds) => node("td", {}, new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, 16));
+  function scored(title, heads, rows, hint) {
+    const head = heads.map((text, i) => node("th", { scope: "col", class: i > 1 && i < heads.length - 1 ? "n" : null }, text));
+    const filled = node("table", { class: "evaluations own" }, node("thead", {}, node("tr", {}, ...head)), node("tbody", {}, ...rows));
+    return node("section", { class: "panel" }, node("h2", {}, title), U.wide(title, filled), node("p", { class: "hint" }, ...hint));
+  }
+
+  // What `unspiral eval` asked beside the papers' sets, the newest first.
+  function own(found) {
+    if (!found.length) return null;
+    const rows = found.sort((a, b) => b.made - a.made).map(({ run, name, at, made, model, protocol, scores }) =>
+      node(
+        "tr",
+        {},
+        node("th", { scope: "row" }, swatch(run), " ", node("a", { href: at }, `${U.titleOf(run)}, ${name}`), node("small", { class: "muted" }, model?.name ?? "how it was asked was not kept")),
+        node("td", {}, String(protocol?.template ?? "–")),
+        score(scores.em.mean, scores.em.low, scores.em.high),
+        score(scores.f1),
+        node("td", { class: "n" }, String(scores.n)),
+        day(made),
+      ),
+    );
+    return scored("Own questions, by unspiral eval", ["Evaluation", "Template", "Exact match", "F1", "Questions", "Made, UTC"], rows, ["Greedy answers, with the 95 % interval of the exact match. A name leads to every answer with its searches."]);
+  }
+
+  // The held-out questions that were asked while the runs trained, the newest first.
+  function heldOut(runs) {
+    const found = runs.flatMap((run) => (run.events || []).filter((e) => e.kind === "evaluation" && e.data?.overall).map((event) => ({ run, event }))).reverse();
+    if (!found.length) return null;
+    const rows = found.map(({ run, event: { step, time, data } }) => {
+      const { em, f1, n } = data.overall;
+      const [low, high] = n > 0 && em >= 0 && em <= 1 ? U.wilson(em, n) : [];
+      const cells = [node("td", {}, String(data.mode ?? "–")), score(em, low, high), score(f1), node("td", { class: "n" }, String(n ?? "–")), day(time)];
+      return node("tr", {}, node("th", { scope: "row" }, swatch(run), ` ${U.titleOf(run)}, ${step ? `step ${step}` : "before training"}`, node("small", { class: "muted" }, String(data.tag ?? ""))), ...cells);
+    });
+    const ways = runs.flatMap((run, i) => [i ? ", " : "", node("a", { href: `/runs/${encodeURIComponent(run.run)}/evaluations` }, U.titleOf(run))]);
+    return scored("Held-out questions of training", ["Weights of", "Mode", "Exact match", "F1", "Questions", "Made, UTC"], rows, ["The answers, to be read: evaluations of ", ...ways, "."]);
   }
 
   const asked = (runs) => runs.flatMap((run) => (run.evaluations || []).map((name) => ({ run, name, at: `/runs/${encodeURIComponent(run.run)}/evaluations/${encodeURIComponent(name)}` })));
@@ -59,22 +83,21 @@
     panel.shape = shape;
     const answers = await Promise.all(wanted.map(({ at }) => U.source.get(`/v1${at}`).catch(() => null)));
     if (panel.shape !== shape) return; // other runs were chosen meanwhile
-    const rows = wanted.flatMap(({ run, name, at }, i) => (answers[i]?.measured || []).map((row) => ({ ...row, run, name, href: at })));
-    const lacking = wanted.filter((_, i) => !answers[i]).map(({ run, name }) => `${U.titleOf(run)}, ${name}`);
-    const first = answers.find((answer) => answer);
-    const ours = own(runs);
-    panel.replaceChildren(
-      ...(ours ? [ours] : []),
-      node(
-        "section",
-        { class: "panel" },
-        node("h2", {}, "Seven question sets"),
-        first ? table(first, rows) : null,
-        first ? node("p", { class: "hint" }, "The papers' protocols differ from these and from each other: compare within a part of the table first.") : null,
-        lacking.length ? node("p", { class: "hint" }, `Without a table to show: ${lacking.join("; ")}. The same unspiral eval command writes it.`) : null,
-        wanted.length ? null : node("p", { class: "hint" }, "No evaluation on these sets lies in the folders of these runs. unspiral eval --suite search7 makes one."),
-      ),
-    );
+    const placed = wanted.map((one, i) => ({ ...one, answer: answers[i] }));
+    const suites = placed.filter(({ answer }) => answer?.measured);
+    const rows = suites.flatMap(({ run, name, at, answer }) => answer.measured.map((row) => ({ ...row, run, name, href: at })));
+    const lacking = placed.filter(({ answer }) => !answer).map(({ run, name }) => `${U.titleOf(run)}, ${name}`);
+    const asking = own(placed.filter(({ answer }) => answer?.scores).map(({ run, name, at, answer }) => ({ ...answer, run, name, at })));
+    const training = heldOut(runs);
+    const none = !asking && !training && !wanted.length;
+    const more = [
+      suites.length ? table(suites[0].answer, rows) : null,
+      suites.length ? node("p", { class: "hint" }, "The papers' protocols differ from these and from each other: compare within a part of the table first.") : null,
+      lacking.length ? node("p", { class: "hint" }, `Without a table to show: ${lacking.join("; ")}. The same unspiral eval command writes it.`) : null,
+      none ? node("p", { class: "hint" }, "No held-out score was posted, and no answers of unspiral eval lie in the folders of these runs.") : null,
+      suites.length || lacking.length ? null : node("p", { class: "hint" }, "unspiral eval --suite search7 makes one on the seven sets of the papers."),
+    ].filter(Boolean);
+    panel.replaceChildren(...[asking, training, node("section", { class: "panel" }, node("h2", {}, "Seven question sets"), ...more)].filter(Boolean));
   }
 
   // A report holds no evaluations.

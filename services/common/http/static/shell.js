@@ -1,7 +1,7 @@
-// The colour theme: as the system, light or dark, remembered by the browser.
+// The colour theme: as the system, light or dark, remembered by the browser. A page without other scripts of its own says `data-alone`.
 (() => {
   "use strict";
-  const U = window.Unspiral;
+  const U = (window.Unspiral ||= {});
   const KEY = "unspiral-theme";
   const ORDER = ["system", "light", "dark"];
   const system = matchMedia("(prefers-color-scheme: dark)");
@@ -39,4 +39,5 @@
       };
     },
   };
+  if (document.currentScript?.dataset.alone !== undefined) U.theme.start(() => {});
 })();

@@ -1,0 +1,1 @@
+"""Evaluations of a run on pages: what lies in its folder, and what its training asked itself."""

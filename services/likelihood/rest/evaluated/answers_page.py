@@ -1,0 +1,200 @@
+"""The page of one evaluation: its scores, how it was asked, and its answers to be read."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from services.common.counting import counted
+from services.likelihood.rest.evaluated.kept import Answer, Kept, Scores, protocol_of
+from services.likelihood.rest.evaluated.list_page import asked_of
+from services.likelihood.rest.evaluated.shell import cell, framed, interval, link, panel, share, table
+
+ON_A_PAGE = 50
+F1 = ("F1", "n")
+HEADS = [
+    ("Questions of", ""),
+    ("Exact match", "n"),
+    F1,
+    ("Questions", "n"),
+    ("Searches", "n"),
+    ("Answered", "n"),
+]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Which answers are shown."""
+
+    show: str = "all"
+    """`all`, `right` or `wrong`."""
+    source: str | None = None
+    find: str = ""
+    first: int = 1
+
+    def query(self) -> str:
+        given = {"show": self.show, "source": self.source, "find": self.find, "first": self.first}
+        return "?" + urlencode({k: v for k, v in given.items() if v not in (None, "", "all", 1)})
+
+
+def answers_page(run: str, name: str, kept: Kept, shown: Shown) -> str:
+    """kept: the answers. shown: which of them are on the page."""
+    made = datetime.fromtimestamp(kept.file.stat().st_mtime, UTC)
+    about = protocol_of(kept.file)
+    said = (
+        asked_of(about)
+        if about
+        else "asked while the run trained"
+        if name.startswith("eval_")
+        else asked_of({})
+    )
+    scores = [_scores("all questions", kept.scores)]
+    if len(kept.sources) > 1:
+        scores += [_scores(source, one) for source, one in kept.sources.items()]
+    parts = [
+        panel(
+            f"{name} of {run}",
+            f'<p class="muted under">{html.escape(said)}; {made:%Y-%m-%d %H:%M} UTC</p>',
+            table([head for head in HEADS if head != F1 or kept.scores.f1 is not None], scores),
+            _protocol(about),
+        ),
+        _answers(kept, shown),
+    ]
+    return framed(run, f"{name} of {run}", parts, below=True)
+
+
+def missing_page(run: str, name: str | None) -> str:
+    """Where there is no such run, or no such evaluation of it."""
+    if name is None:
+        said = f"<p>No run {html.escape(run)} in this store. {link('/', 'All runs')}</p>"
+        return framed(run, f"No run {run}", [panel(f"No run {run}", said)])
+    said = (
+        f"<p>{html.escape(run)} has no evaluation {html.escape(name)}. The list has those that there are.</p>"
+    )
+    return framed(run, f"No evaluation {name}", [panel(f"No evaluation {name}", said)], below=True)
+
+
+def _scores(name: str, scores: Scores) -> str:
+    return (
+        f'<tr><th scope="row">{html.escape(name)}</th>'
+        + cell(share(scores.em), "Exact match", small=interval(*scores.interval))
+        + (cell(share(scores.f1), "F1") if scores.f1 is not None else "")
+        + cell(f"{scores.n:,}", "Questions")
+        + cell(f"{scores.searches:.2f}", "Searches")
+        + cell(f"{100 * scores.answered:.0f} %", "Answered")
+        + "</tr>"
+    )
+
+
+def _protocol(about: dict[str, Any]) -> str:
+    if not about:
+        return ""
+    rows = "".join(
+        f'<tr><th scope="row">{html.escape(key)}</th><td>{html.escape(value)}</td></tr>'
+        for key, value in _flat(about)
+    )
+    facts = f'<div class="wide"><table class="facts"><tbody>{rows}</tbody></table></div>'
+    return f'<details class="how"><summary>How it was asked</summary>{facts}</details>'
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    out = []
+    for key, inner in value.items():
+        if isinstance(inner, dict) and inner:
+            out += _flat(inner, f"{prefix}{key}.")
+        else:
+            out.append(
+                (f"{prefix}{key}", inner if isinstance(inner, str) else json.dumps(inner, ensure_ascii=False))
+            )
+    return out
+
+
+def _answers(kept: Kept, shown: Shown) -> str:
+    places = [
+        place
+        for place, right, source in kept.places
+        if shown.show in ("all", "right" if right else "wrong") and shown.source in (None, source)
+    ]
+    words = shown.find.casefold().split()
+    if words:
+        found = [(p, a) for p, a in zip(places, kept.read(places), strict=False) if _has(a, words)]
+        places = [place for place, _ in found]
+    first = min(shown.first, max(1, len(places)))
+    part = places[first - 1 : first - 1 + ON_A_PAGE]
+    rows = "".join(_answer(first + i, one) for i, one in enumerate(kept.read(part)))
+    right = sum(right for _, right, _ in kept.places)
+    choices = (("all", len(kept.places)), ("right", right), ("wrong", len(kept.places) - right))
+    ways = [
+        _choice(f"{what} {n:,}", replace(shown, show=what, first=1), what == shown.show)
+        for what, n in choices
+    ]
+    sources = _sources(kept, shown)
+    search = (
+        f'<form role="search"><input type="hidden" name="show" value="{shown.show}">'
+        + (f'<input type="hidden" name="source" value="{html.escape(shown.source)}">' if shown.source else "")
+        + f'<input type="search" name="find" value="{html.escape(shown.find)}" '
+        'placeholder="words of question or answer" '
+        'aria-label="Search the answers"><button>Search</button></form>'
+    )
+    last = first - 1 + len(part)
+    pages = []
+    if first > 1:
+        pages.append(link(replace(shown, first=max(1, first - ON_A_PAGE)).query(), "← earlier"))
+    if last < len(places):
+        pages.append(link(replace(shown, first=last + 1).query(), "later →"))
+    said = f"{first:,} to {last:,} of {counted(len(places), 'answer')}" if part else "No such answer."
+    return panel(
+        "Answers",
+        f'<div class="filters choices">{"".join(ways)}{sources}{search}</div>',
+        f'<p class="hint">{said} {" ".join(pages)}</p>',
+        f'<ol class="answers-read">{rows}</ol>',
+        f'<p class="hint">{" ".join(pages)}</p>' if pages else "",
+    )
+
+
+def _sources(kept: Kept, shown: Shown) -> str:
+    if len(kept.sources) < 2:
+        return ""
+    ways = [_choice("every source", replace(shown, source=None, first=1), shown.source is None)]
+    ways += [
+        _choice(name, replace(shown, source=name, first=1), name == shown.source) for name in kept.sources
+    ]
+    return '<span class="apart"></span>' + "".join(ways)
+
+
+def _choice(text: str, shown: Shown, chosen: bool) -> str:
+    current = ' aria-current="true"' if chosen else ""
+    return f'<a class="choice" href="{html.escape(shown.query())}"{current}>{html.escape(text)}</a>'
+
+
+def _has(answer: Answer, words: Sequence[str]) -> bool:
+    text = " ".join((answer.question, answer.answer or "", *answer.golden)).casefold()
+    return all(word in text for word in words)
+
+
+def _answer(number: int, one: Answer) -> str:
+    look, sign = ("right", "✓ right") if one.right else ("wrong", "✗ wrong")
+    asked = "".join(
+        f"<li>searched “{html.escape(query)}”: {html.escape(', '.join(documents)) or 'no document'}</li>"
+        for query, documents in one.searches
+    )
+    written = "".join(
+        f'<p class="said {html.escape(by)}">{html.escape(text.strip())}</p>' for by, text in one.written
+    )
+    f1 = "" if one.f1 is None else f" · F1 {one.f1:.2f}"
+    facts = html.escape(f"{one.source}{f1} · {one.finish}")
+    answer = "no answer" if one.answer is None else one.answer
+    golden = html.escape(" | ".join(one.golden))
+    asked = f"<ul>{asked}</ul>" if asked else ""
+    return (
+        f'<li value="{number}"><details><summary><span class="verdict {look}">{sign}</span> '
+        f'<span class="question">{html.escape(one.question)}</span>'
+        f'<span class="given"><b>{html.escape(answer)}</b> '
+        f'<span class="muted">expected: {golden}</span></span>'
+        f'</summary><p class="muted">{facts}</p>{asked}{written}</details></li>'
+    )

@@ -1,0 +1,178 @@
+"""The list of a run's evaluations as a page: own questions, those of training, the papers' sets."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from services.common.shares import wilson
+from services.likelihood.rest.evaluated.kept import Kept, protocol_of
+from services.likelihood.rest.evaluated.shell import cell, framed, hint, interval, link, panel, share, table
+
+TABLE = "table.json"
+AVERAGE = "macro"
+"""The mean over the question sets, which the papers call the average."""
+NONE = (
+    "<p>This run has none: no held-out score was posted, and its folder holds no answers of "
+    "<code>unspiral eval</code>. <code>unspiral eval --config CONFIG --checkpoint RUN</code> asks your own "
+    "questions, with <code>--suite search7</code> the papers' sets.</p>"
+)
+OWN_HINT = (
+    "Greedy answers, with the 95 % interval of the exact match. A name leads to every answer with its "
+    "searches."
+)
+TRAINING_HINT = (
+    "Asked while the run trained, of the same questions each time. Answers that were kept in the run's "
+    "folder are there to be read."
+)
+SUITE_HINT = (
+    "Exact match: the average of the question sets, with its 95 % interval. A name leads to all sets, beside "
+    "the rows that papers print."
+)
+HEADS = [
+    ("Evaluation", ""),
+    ("Exact match", "n"),
+    ("F1", "n"),
+    ("Questions", "n"),
+    ("Searches", "n"),
+    ("Made, UTC", ""),
+]
+TRAINING_HEADS = [
+    ("Weights of", ""),
+    ("Mode", ""),
+    ("Exact match", "n"),
+    ("F1", "n"),
+    ("Questions", "n"),
+    ("Made, UTC", ""),
+]
+SUITE_HEADS = [
+    ("Evaluation", ""),
+    ("Method", ""),
+    ("Exact match", "n"),
+    ("Questions", "n"),
+    ("Made, UTC", ""),
+]
+
+
+def list_page(
+    run: str,
+    suites: Mapping[str, Path],
+    own: Mapping[str, Kept],
+    events: Sequence[Mapping[str, Any]],
+    asked: Mapping[str, Path],
+    others: Sequence[str] = (),
+) -> str:
+    """suites: the file of each suite's own page, by its name; own: answers to other questions; events: the
+    held-out scores of training, oldest first; asked: the answers to these that were kept; others: names of
+    folders beside the run's that hold evaluations, and no run."""
+    parts = []
+    scored = [event for event in events if isinstance(event["data"].get("overall"), dict)]
+    if own:
+        newest = sorted(own.items(), key=lambda one: -one[1].file.stat().st_mtime)
+        rows = [_own(name, kept) for name, kept in newest]
+        parts.append(panel("Own questions, by unspiral eval", table(HEADS, rows), hint(OWN_HINT)))
+    if scored:
+        rows = [_training(event, asked) for event in reversed(scored)]
+        parts.append(
+            panel("Held-out questions of training", table(TRAINING_HEADS, rows), hint(TRAINING_HINT))
+        )
+    if suites:
+        rows = [_suite(name, file) for name, file in suites.items()]
+        parts.append(panel("The papers' question sets", table(SUITE_HEADS, rows), hint(SUITE_HINT)))
+    title = f"Evaluations of {run}"
+    parts = parts or [panel(title, NONE)]
+    if others:
+        ways = ", ".join(link(f"/runs/{quote(name)}/evaluations", name) for name in others)
+        parts.append(hint(f"Beside the runs, evaluations of models that were not trained here: {ways}."))
+    return framed(run, title, parts)
+
+
+def _own(name: str, kept: Kept) -> str:
+    about = protocol_of(kept.file)
+    scores = kept.scores
+    return _row(
+        _name(name, f"evaluations/{quote(name)}", asked_of(about)),
+        cell(share(scores.em), "Exact match", small=interval(*scores.interval)),
+        cell(share(scores.f1), "F1"),
+        cell(f"{scores.n:,}", "Questions"),
+        cell(f"{scores.searches:.2f}", "Searches"),
+        _time(kept.file.stat().st_mtime),
+    )
+
+
+def _training(event: Mapping[str, Any], asked: Mapping[str, Path]) -> str:
+    data, overall = event["data"], event["data"]["overall"]
+    tag, mode, n = str(data.get("tag", "")), str(data.get("mode", "")), overall.get("n")
+    em = overall.get("em")
+    bounds = wilson(em, n) if share(em) != "–" and 0 <= em <= 1 and type(n) is int and n > 0 else (None, None)
+    name = f"eval_{tag}_{mode}"
+    said = "before training" if event["step"] == 0 else f"step {event['step']}"
+    answers = f"evaluations/{quote(name)}" if name in asked else None
+    return _row(
+        _name(said, answers, f"{len_of(asked, name)}" if answers else "answers were not kept here"),
+        cell(mode or "–", "Mode", ""),
+        cell(share(em), "Exact match", small=interval(*bounds)),
+        cell(share(overall.get("f1")), "F1"),
+        cell(f"{n:,}" if type(n) is int else "–", "Questions"),
+        _time(event["time"]),
+    )
+
+
+def len_of(asked: Mapping[str, Path], name: str) -> str:
+    return f"answers: {asked[name].name}"
+
+
+def _suite(name: str, file: Path) -> str:
+    row = _measured(file.with_name(TABLE))
+    average = row.get("em", {}).get(AVERAGE, {})
+    return _row(
+        _name(name, f"evaluations/{quote(name)}", str(row.get("model", ""))),
+        cell(str(row.get("method", "–")), "Method", ""),
+        cell(
+            share(average.get("mean")), "Exact match", small=interval(average.get("low"), average.get("high"))
+        ),
+        cell(str(row.get("n", "–")), "Questions"),
+        _time(file.stat().st_mtime),
+    )
+
+
+def asked_of(about: Mapping[str, Any]) -> str:
+    """The weights that were asked, and how, in a line."""
+    model = about.get("model")
+    name = model.get("name") if isinstance(model, dict) else None
+    protocol = about.get("protocol")
+    parts = [str(name) if name else "how it was asked was not kept"]
+    if isinstance(protocol, dict):
+        wanted = (("template", "template {}"), ("top_k", "top {}"), ("max_turns", "{} turns"))
+        parts += [form.format(protocol[key]) for key, form in wanted if protocol.get(key) is not None]
+    return ", ".join(parts)
+
+
+def _row(*cells: str) -> str:
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _name(name: str, to: str | None, below: str) -> str:
+    shown = link(to, name) if to else html.escape(name)
+    return f'<th scope="row">{shown}<small class="muted">{html.escape(below)}</small></th>'
+
+
+def _time(seconds: float) -> str:
+    made = datetime.fromtimestamp(seconds, UTC)
+    shown = f'<time datetime="{made:%Y-%m-%dT%H:%M:%SZ}">{made:%Y-%m-%d %H:%M}</time>'
+    return f'<td data-label="Made, UTC">{shown}</td>'
+
+
+def _measured(file: Path) -> dict[str, Any]:
+    """The suite's own row; empty where an earlier version wrote none, or it cannot be read."""
+    try:
+        (row,) = json.loads(file.read_text(encoding="utf-8"))["measured"]
+        em = row["em"].get(AVERAGE, {})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return {**row, "em": {AVERAGE: em if isinstance(em, dict) else {}}}

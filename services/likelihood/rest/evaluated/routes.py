@@ -1,0 +1,153 @@
+"""A run's evaluations as pages: what `unspiral eval` left in its folder, and what its training asked.
+
+The store of a run lies in its folder (`RUN/likelihood.db`). There `eval --suite` leaves
+`eval/NAME/table.html`, a plain `eval` its answers (`eval/answers.jsonl`), and training the answers to its
+held-out questions (`trajectories/eval_*.jsonl`). In a folder of runs each has its own. A store elsewhere, or
+Redis, knows no folder: of such a run the held-out scores that were posted are shown.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import FastAPI, HTTPException, Query
+from fastapi import Path as InPath
+from fastapi.responses import HTMLResponse, RedirectResponse
+
+from services.common.http.faults import described
+from services.common.http.pages import CONTENT_POLICY
+from services.common.users_files import load_object
+from services.likelihood.evaluations import MOST_EVENTS
+from services.likelihood.records import RUN_PATTERN
+from services.likelihood.rest.evaluated.answers_page import Shown, answers_page, missing_page
+from services.likelihood.rest.evaluated.kept import Kept, kept_in, own_files, protocol_of, training_files
+from services.likelihood.rest.evaluated.list_page import TABLE, list_page
+from services.likelihood.rest.paths import Run
+from services.likelihood.store.base import EVALUATION, LikelihoodStore, NotStored
+from services.likelihood.store.of_folder import FolderStore
+from services.likelihood.store.sqlite.store import SQLiteStore
+
+PAGE = "table.html"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+OWN_HEADERS = {"Content-Security-Policy": CONTENT_POLICY, "Cache-Control": "no-cache"}
+Name = Annotated[str, InPath(max_length=255)]
+
+
+def folder_of(store: LikelihoodStore, run: str) -> Path | None:
+    """The run's folder, in which its store lies; None where it lies elsewhere, or is no file."""
+    if isinstance(store, FolderStore):
+        return store.run_folder(run) or untrained_in(store).get(run)
+    if isinstance(store, SQLiteStore) and store.path.absolute().parent.name == run:
+        return store.path.absolute().parent
+    return None
+
+
+def untrained_in(store: LikelihoodStore) -> dict[str, Path]:
+    """Folders of a folder of runs in which nothing was trained, and `unspiral eval` left answers, by name."""
+    if not isinstance(store, FolderStore):
+        return {}
+    found = {file.parent.name: file.parent for file in sorted(store.folder.glob("*/eval"))}
+    return {
+        name: folder
+        for name, folder in found.items()
+        if store.run_folder(name) is None and re.fullmatch(RUN_PATTERN, name) and own_files(folder)
+    }
+
+
+def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
+    """Add /runs/RUN/evaluations, a list, and /runs/RUN/evaluations/NAME, a page of the list; for programs
+    /v1/runs/RUN/evaluations and /v1/runs/RUN/evaluations/NAME, the scores of that page."""
+
+    def suites_of(run: str) -> dict[str, Path]:
+        folder = folder_of(store, run)
+        return {f.parent.name: f for f in sorted((folder / "eval").glob(f"*/{PAGE}"))} if folder else {}
+
+    def own_of(run: str) -> dict[str, Path]:
+        folder = folder_of(store, run)
+        suites = suites_of(run)
+        return {n: file for n, file in own_files(folder).items() if n not in suites} if folder else {}
+
+    def answers_of(run: str, name: str) -> Kept | None:
+        folder = folder_of(store, run)
+        file = own_of(run).get(name) or (training_files(folder).get(name) if folder else None)
+        return kept_in(file) if file else None
+
+    def known(run: str) -> bool:
+        if folder_of(store, run) is not None:
+            return True
+        try:
+            store.info(run)
+        except NotStored:
+            return False
+        return True
+
+    @app.get("/v1/runs/{run}/evaluations")
+    def evaluation_names(run: Run) -> list[str]:
+        """Names of the evaluations that `unspiral eval` left in the run's folder; each has a page,
+        /runs/RUN/evaluations/NAME. Empty where the store does not lie in the run's folder. The held-out
+        scores of training are events: /v1/runs/RUN/events?kind=evaluation."""
+        return [*suites_of(run), *own_of(run)]
+
+    @app.get("/v1/runs/{run}/evaluations/{name}", responses=described(404))
+    def evaluation_rows(run: Run, name: Name) -> dict[str, Any]:
+        """Of a suite: exact match by column, with intervals, and the rows that papers print. Of other
+        questions: `scores` (n, exact match with its 95 % interval, F1, searches, share answered), the same by
+        source, and how they were asked."""
+        if page := suites_of(run).get(name):
+            if not page.with_name(TABLE).is_file():
+                raise HTTPException(404, f"evaluation {name} of run {run} has no {TABLE}")
+            return load_object(page.with_name(TABLE))
+        kept = answers_of(run, name)
+        if kept is None:
+            raise HTTPException(404, f"run {run} has no evaluation {name}")
+        return {
+            "made": kept.file.stat().st_mtime,
+            "scores": kept.scores.told(),
+            "sources": {source: scores.told() for source, scores in kept.sources.items()},
+            **protocol_of(kept.file),
+        }
+
+    @app.get("/runs/{run}", include_in_schema=False)
+    def page_of(run: Run) -> RedirectResponse:
+        return RedirectResponse(f"/#runs={quote(quote(run))}")
+
+    @app.get("/runs/{run}/evaluations", response_class=HTMLResponse, include_in_schema=False)
+    def evaluations(run: Run) -> HTMLResponse:
+        if not known(run):
+            return HTMLResponse(missing_page(run, None), 404, headers=OWN_HEADERS)
+        events: list[dict[str, Any]] = []
+        folder = folder_of(store, run)
+        own = {n: kept for n, file in own_of(run).items() if (kept := kept_in(file))}
+        with suppress(NotStored):  # of a run that has posted nothing yet
+            events = store.events(run, MOST_EVENTS, EVALUATION)
+        asked = training_files(folder) if folder else {}
+        others = [name for name in untrained_in(store) if name != run]
+        page = list_page(run, suites_of(run), own, events, asked, others)
+        return HTMLResponse(page, headers=OWN_HEADERS)
+
+    @app.get("/runs/{run}/evaluations/{name}", response_class=HTMLResponse, include_in_schema=False)
+    def evaluation(
+        run: Run,
+        name: Name,
+        show: Annotated[str, Query(pattern="^(all|right|wrong)$")] = "all",
+        source: Annotated[str | None, Query(max_length=200)] = None,
+        find: Annotated[str, Query(max_length=200)] = "",
+        first: Annotated[int, Query(ge=1)] = 1,
+    ) -> HTMLResponse:
+        if page := suites_of(run).get(name):
+            # The file stands alone elsewhere; here it has a way back.
+            back = f'<p><a href="/runs/{quote(run)}/evaluations">← evaluations of {html.escape(run)}</a></p>'
+            text = page.read_text(encoding="utf-8").replace("<body>", f"<body>{back}", 1)
+            return HTMLResponse(text, headers=HEADERS)
+        kept = answers_of(run, name)
+        if kept is None:
+            return HTMLResponse(missing_page(run, name), 404, headers=OWN_HEADERS)
+        return HTMLResponse(
+            answers_page(run, name, kept, Shown(show, source, find, first)), headers=OWN_HEADERS
+        )

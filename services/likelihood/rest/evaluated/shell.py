@@ -1,0 +1,64 @@
+"""The frame of the pages about evaluations."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import quote
+
+PAGE = Path(__file__).parents[2] / "static" / "evaluations.html"
+
+
+def framed(run: str, title: str, parts: Iterable[str], *, below: bool = False) -> str:
+    """A page with the ways back to the run, and, below the list, to the list."""
+    ways = [link(f"/#runs={quote(quote(run))}", f"← run {run}")]
+    if below:
+        ways.append(link(f"/runs/{quote(run)}/evaluations", f"evaluations of {run}"))
+    text = PAGE.read_text(encoding="utf-8")
+    for place, part in {
+        "<!--title-->": html.escape(title),
+        "<!--run-href-->": f"/#runs={quote(quote(run))}",
+        "<!--ways-->": "".join(ways),
+        "<!--parts-->": "\n".join(parts),
+    }.items():
+        text = text.replace(place, part)
+    return text
+
+
+def link(to: str, text: str) -> str:
+    return f'<a href="{html.escape(to)}">{html.escape(text)}</a>'
+
+
+def panel(heading: str, *parts: str) -> str:
+    return f'<section class="panel"><h2>{html.escape(heading)}</h2>{"".join(parts)}</section>'
+
+
+def hint(text: str) -> str:
+    """text: HTML."""
+    return f'<p class="hint">{text}</p>'
+
+
+def table(heads: Iterable[tuple[str, str]], rows: Iterable[str], kind: str = "listed") -> str:
+    """heads: each with its class, `n` for numbers; rows: HTML."""
+    head = "".join(f'<th scope="col" class="{look}">{html.escape(text)}</th>' for text, look in heads)
+    body = "".join(rows)
+    parts = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="wide"><table class="{kind}">{parts}</table></div>'
+
+
+def cell(text: str, label: str = "", look: str = "n", small: str = "") -> str:
+    below = f'<small class="muted">{html.escape(small)}</small>' if small else ""
+    return (
+        f'<td class="{look}" data-label="{html.escape(label)}"><span>{html.escape(text)}{below}</span></td>'
+    )
+
+
+def share(value: object) -> str:
+    """Three digits, or a dash where nothing is known."""
+    return f"{value:.3f}" if isinstance(value, int | float) and not isinstance(value, bool) else "–"
+
+
+def interval(low: object, high: object) -> str:
+    known = isinstance(low, int | float) and isinstance(high, int | float)
+    return f"{share(low)}–{share(high)}" if known else ""

@@ -1,0 +1,51 @@
+"""docs/extend.md: each part has its YAML, and the lines of errors are those that are printed."""
+
+from __future__ import annotations
+
+import re
+
+from command_line import run  # noqa: F401
+from places import ROOT
+from ruamel.yaml import YAML
+
+from trainer.config.schema import parse_config
+
+PAGE = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```yaml\n(.+?)^```", PAGE, re.M | re.S)
+
+
+def keys_of(raw, before=""):
+    """Keys with dots of a block of YAML. Tools are keys of their own."""
+    for name, value in raw.items():
+        key = f"{before}{name}"
+        if isinstance(value, dict) and key != "rollout.tools":
+            yield from keys_of(value, f"{key}.")
+        else:
+            yield key
+
+
+def test_each_kind_of_part_is_shown_in_yaml_that_is_read():
+    (table,) = re.findall(r"^\| part \| key .+?\n\n", PAGE, re.M | re.S)
+    kinds = [re.findall(r"`([\w.]+)`", line.split(" | ")[1]) for line in table.strip().splitlines()[2:]]
+    shown = set()
+    for block in BLOCKS:
+        raw = YAML(typ="safe").load(block)
+        shown |= set(keys_of(raw))
+        needed = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "retriever": {"corpus": "c"}}
+        parse_config(needed | raw)
+    assert len(kinds) == 7 and [keys for keys in kinds if not set(keys) & shown] == []
+
+
+def test_lines_of_errors_on_the_page_are_those_that_are_printed(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_project").mkdir()
+    (tmp_path / "my_project" / "metrics.py").write_text("def queries(trajectories, rewards): ...\n")
+    (tmp_path / "my_project" / "reward.py").write_text("def two(trajectory, extra): ...\n")
+    demo = str(ROOT / "examples" / "demo.yaml")
+    shown = re.findall(r"^unspiral: .+$", PAGE, re.M)
+    for change, line in zip(
+        ["trainer.metrics=[my_project.metrics:querys]", "reward.kind=my_project.reward:two"],
+        shown,
+        strict=True,
+    ):
+        assert run("train", "--config", demo, change) == (2, "", f"{line}\n")
