@@ -114,7 +114,7 @@ def test_health_documentation_and_metrics(run, served):
         assert http.get("/healthz").json() == {"status": "ok", "run": "id-r"}
         assert http.get("/readyz").json() == {"status": "ready"}
         docs = http.get("/docs").text
-        assert "<title>Unspiral control: API</title>" in docs and "<h1>Control plane: API</h1>" in docs
+        assert "<title>Unspiral control: API</title>" in docs and "<h2>Control plane: API</h2>" in docs
         assert {
             "/v1/status",
             "/v1/workers/scale",

@@ -341,7 +341,7 @@ def test_health_and_readiness(client, store):
     assert client.get("/healthz").json() == {"status": "ok"} and client.get("/readyz").status_code == 200
     assert client.get("/openapi.json").json()["info"]["title"] == "Unspiral likelihood service"
     docs = client.get("/docs").text
-    assert "<title>Unspiral likelihood: API</title>" in docs and "<h1>Likelihood service: API</h1>" in docs
+    assert "<title>Unspiral likelihood: API</title>" in docs and "<h2>Likelihood service: API</h2>" in docs
     assert "openapi.json" in docs and "http" not in client.get("/").text.replace("http-equiv", "")
 
 

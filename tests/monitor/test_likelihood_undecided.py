@@ -124,7 +124,7 @@ def test_page_and_report_show_a_third_state(browser, folder, tmp_path):
         said = {live: ("17 cannot judge yet", "17 of 21 detectors cannot judge it yet.")}
         said[report] = (
             "17 did not have what they need",
-            f"17 of 21 detectors did not have what they need: 11 of them had {FEW}.",
+            f"17 of 21 detectors did not have what they need: 11 of them had {FEW.replace('its', 'their')}.",
         )
         for page, (folded, told) in said.items():
             page.locator("#undecided-lanes summary", has_text=folded).wait_for()

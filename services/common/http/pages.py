@@ -23,6 +23,7 @@ LOGIN = shelled(STATIC / "login.html")
 """The form of the gate; `<!--message-->` is where a refusal is said."""
 DOCS = shelled(STATIC / "docs.html")
 ICON = (STATIC / "favicon.svg").read_bytes()
+WAY = '<a href="./">← the page of the service</a>'
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; connect-src 'self'"
@@ -35,7 +36,9 @@ def add_pages(app: FastAPI, title: str, heading: str) -> None:
 
     @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
     async def docs() -> HTMLResponse:
-        return HTMLResponse(page, headers={"Content-Security-Policy": CONTENT_POLICY})
+        has_page = any(getattr(route, "path", None) == "/" for route in app.routes)
+        text = page.replace("<!--way-->", WAY if has_page else "")
+        return HTMLResponse(text, headers={"Content-Security-Policy": CONTENT_POLICY})
 
     @app.get("/favicon.ico", response_class=Response, include_in_schema=False)
     async def favicon() -> Response:

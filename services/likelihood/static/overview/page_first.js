@@ -133,7 +133,7 @@
     const reasons = Object.values(run.undecided);
     const count = (why) => reasons.filter((one) => one === why).length;
     const most = [...new Set(reasons)].sort((a, b) => count(b) - count(a))[0];
-    return `${count(most) < reasons.length ? `${count(most)} of them had ` : ""}${most}`;
+    return `${count(most) < reasons.length ? `${count(most)} of them had ` : ""}${count(most) > 1 ? most.replace("its usual", "their usual") : most}`;
   };
   function sick(run) {
     if (!U.begun(run)) return [node("p", { class: "big" }, U.chip("unknown"), node("span", { class: "muted" }, `: ${U.noStep(run)}`)), node("p", { class: "muted" }, "The detectors judge from the first step on.")];
