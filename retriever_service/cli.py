@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import orjson
 import typer
 
-from retriever_service.index_folder.description import IndexInfo, stamp_of, verify
+from retriever_service.index_folder.description import BACKENDS, IndexInfo, stamp_of, verify
 from retriever_service.index_folder.in_words import in_words
 from retriever_service.index_folder.keys import CorpusKeys
 from retriever_service.settings import ServerSettings
@@ -19,6 +19,7 @@ from services.common import hub
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
+from services.common.printing.completed import kept_in, one_of
 from services.common.printing.console import Console
 from services.common.progress import progress_on
 
@@ -90,6 +91,8 @@ def in_order(command: str, words: Sequence[str | None], **options: str | None) -
     return whole
 
 
+VECTOR_TYPES = ("Flat", "SQfp16", "SQ8", "HNSW32", "IVF,Flat", "IVF,SQ8")
+"""Those that a help page names. FAISS takes more."""
 IndexPlace = Annotated[
     str | None, typer.Argument(metavar="INDEX", help="Folder of an index; --index takes it too.")
 ]
@@ -113,17 +116,28 @@ Model = Annotated[
 Family = Annotated[
     str | None,
     typer.Option(
-        "--family", "--retriever_name", help="e5, bge, contriever or auto; by default from the model's name."
+        "--family",
+        "--retriever_name",
+        autocompletion=kept_in("retriever_service.dense.encoder:FAMILIES"),
+        help="e5, bge, contriever or auto; by default from the model's name.",
     ),
 ]
 VectorType = Annotated[
     str,
     typer.Option(
-        "--type", help="Flat, SQfp16, SQ8, IVF,Flat  IVF,SQ8  HNSW32, or a factory string of FAISS."
+        "--type",
+        autocompletion=one_of(VECTOR_TYPES),
+        help="Flat, SQfp16, SQ8, HNSW32, `IVF,Flat`, `IVF,SQ8`, or a factory string of FAISS.",
     ),
 ]
 Nprobe = Annotated[int | None, typer.Option(min=1, help="Lists that a search of an IVF index visits.")]
-Dtype = Annotated[str, typer.Option(help="Numbers of the encoder: auto, float32, bfloat16, float16.")]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        autocompletion=kept_in("retriever_service.dense.encoder:DTYPES"),
+        help="Numbers of the encoder: auto, float32, bfloat16, float16.",
+    ),
+]
 EfSearch = Annotated[int | None, typer.Option(min=1, help="Width of a search in an HNSW index.")]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Leave malformed lines and repeated ids out and count them.")
@@ -146,7 +160,9 @@ def build(
     place: CorpusPlace = None,
     corpus: Corpus = None,
     out: Annotated[Path, typer.Option(help="Folder of the index to be made.")],
-    backend: Annotated[str, typer.Option(help="bm25, dense or hybrid (both, fused).")] = "bm25",
+    backend: Annotated[
+        str, typer.Option(autocompletion=one_of(BACKENDS), help="bm25, dense or hybrid (both, fused).")
+    ] = "bm25",
     skip_bad: SkipBad = False,
     text_key: TextKey = None,
     title_key: TitleKey = None,
@@ -154,8 +170,9 @@ def build(
     language: Annotated[
         str,
         typer.Option(
+            autocompletion=kept_in("retriever_service.bm25.analysis:languages"),
             help="Language of stemmer and stop words; `none` leaves words as they are. docs/retriever.md "
-            "says which have stop words."
+            "says which have stop words.",
         ),
     ] = "english",
     stem: Annotated[bool, typer.Option(help="Reduce words to their stems.")] = True,
@@ -165,8 +182,9 @@ def build(
     postings: Annotated[
         str,
         typer.Option(
+            autocompletion=kept_in("retriever_service.indexing.build:POSTINGS"),
             help="bm25s (the format of that library), packed (compressed, can be added to), or auto: packed "
-            "from two million passages on."
+            "from two million passages on.",
         ),
     ] = "auto",
     model: Model = None,
@@ -271,7 +289,11 @@ def convert(
         ),
     ] = 0,
     rescore_dtype: Annotated[
-        str, typer.Option(help="Numbers of these vectors on disk: float16 or float32.")
+        str,
+        typer.Option(
+            autocompletion=kept_in("retriever_service.dense.exact:DTYPES"),
+            help="Numbers of these vectors on disk: float16 or float32.",
+        ),
     ] = "float16",
     queries: Annotated[
         Path | None,

@@ -14,6 +14,7 @@ from retriever_service.settings import SHARDS, ServerSettings
 from services.common.errors import UserError
 from services.common.http.auth import token_of
 from services.common.loading.lazy import LazyModule
+from services.common.printing.completed import Completion, kept_in, literals, one_of
 from services.common.printing.console import Console
 from services.common.printing.messages import said
 from services.common.processes import signals
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 else:  # FastAPI and numba take seconds, which `unspiral --help` need not wait for
     launch = LazyModule("retriever_service.http.launch")
     mcp = LazyModule("retriever_service.http.mcp")
+
+
+def _words_of(field: str) -> Completion:
+    """The words of a setting that is one of a few."""
+    annotation = ServerSettings.model_fields[field].annotation
+    return one_of(word for word in literals(annotation) if word != "null")
 
 
 def serve_retriever(
@@ -73,6 +80,7 @@ def serve_retriever(
         typer.Option(
             "--retriever_name",
             "--retriever-name",
+            autocompletion=kept_in("retriever_service.dense.encoder:FAMILIES", "bm25"),
             help="bm25, or the encoder's family: e5, bge, contriever, auto.",
         ),
     ] = None,
@@ -85,11 +93,17 @@ def serve_retriever(
     ] = False,
     dense_device: Annotated[
         str | None,
-        typer.Option(help="Search vectors by brute force in PyTorch, not FAISS: cuda (all GPUs) or cpu."),
+        typer.Option(
+            autocompletion=_words_of("dense_device"),
+            help="Search vectors by brute force in PyTorch, not FAISS: cuda (all GPUs) or cpu.",
+        ),
     ] = None,
     dense_dtype: Annotated[
         str | None,
-        typer.Option(help="Numbers of that search: float16 (default on GPUs), int8, float32 (on a CPU)."),
+        typer.Option(
+            autocompletion=_words_of("dense_dtype"),
+            help="Numbers of that search: float16 (default on GPUs), int8, float32 (on a CPU).",
+        ),
     ] = None,
     encoder_dtype: Dtype = "auto",
     reranker: Annotated[
@@ -102,7 +116,8 @@ def serve_retriever(
     dialect: Annotated[
         str,
         typer.Option(
-            help="Whose answer `query` with `top_k` gets: zerosearch, or auto (rLLM's but on port 6002)."
+            autocompletion=_words_of("dialect"),
+            help="Whose answer `query` with `top_k` gets: zerosearch, or auto (rLLM's but on port 6002).",
         ),
     ] = "auto",
     as_tool: Annotated[

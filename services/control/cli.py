@@ -14,6 +14,7 @@ from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import hints
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.loading.lazy import LazyModule
+from services.common.printing.completed import one_of
 from services.common.printing.console import Console
 from services.common.runs.ends import state_of
 from services.common.runs.paths import SUMMARY, last_step
@@ -103,7 +104,12 @@ def list_workers(run: Run = None, url: Url = None, as_json: AsJson = False) -> N
 
 @workers_app.command("scale")
 def scale(
-    n: Annotated[str, typer.Argument(metavar="N", help=f"Workers wanted: 1 to {MAX_WORKERS}, or all.")],
+    n: Annotated[
+        str,
+        typer.Argument(
+            metavar="N", autocompletion=one_of(["all"]), help=f"Workers wanted: 1 to {MAX_WORKERS}, or all."
+        ),
+    ],
     run: Run = None,
     ahead: Annotated[
         bool, typer.Option("--ahead", help="Also where there is no room for them yet: nodes will be added.")

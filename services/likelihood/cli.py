@@ -14,9 +14,10 @@ import orjson
 import typer
 
 from services.common.counting import counted
-from services.common.errors import UserError
+from services.common.errors import UnspiralError, UserError
 from services.common.names import accepted
 from services.common.printing.commands import typed
+from services.common.printing.completed import one_of, typed_so_far
 from services.common.runs.paths import (
     LATEST,
     METRICS,
@@ -60,7 +61,21 @@ Store = Annotated[
         f"or latest; give a password in the environment variable. Default: {STORE}.",
     ),
 ]
-RunName = Annotated[str | None, typer.Option("--run", help="One run; all if left out.")]
+
+
+def _runs_of_store(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The runs of the store that is named so far, for a shell."""
+    try:
+        with _opened(_given("", typed_so_far(ctx, "place"), ctx.params.get("store"))) as opened:
+            return [info.run for info in opened.runs() if info.run.startswith(incomplete)]
+    except (UnspiralError, OSError):
+        return []
+
+
+RunName = Annotated[
+    str | None,
+    typer.Option("--run", autocompletion=_runs_of_store, help="One run; all if left out."),
+]
 Rules = Annotated[
     Path | None,
     typer.Option(
@@ -211,6 +226,7 @@ def replay(
         str | None,
         typer.Option(
             "--map",
+            autocompletion=one_of(MAPS),
             help=f"Whose names the metrics have: {', '.join(MAPS)}, or a YAML file (our name: their name). A "
             "guess by the names if left out.",
         ),

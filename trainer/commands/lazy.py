@@ -14,11 +14,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from services.common.loading.lazy import LazyModule
-from services.common.printing.help_pages import flags_without_type, in_house_style
+from services.common.printing.help_pages import in_house_style, shown_in_house_style
 from trainer.commands.examples import example_of, give_examples
 
 HELP = {"help_option_names": ["--help", "-h"]}
 RUN = "RUN"
+STORE = "--store"
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class Entry:
 
 
 def _with_runs(command: Any) -> Any:
-    """The command, and all below it: a RUN is completed by a shell."""
+    """The command, and all below it: a RUN, and a store, which a run names, are completed by a shell."""
     for parameter in command.params:
-        if parameter.metavar == RUN and parameter._custom_shell_complete is None:
+        if (parameter.metavar == RUN or STORE in parameter.opts) and parameter._custom_shell_complete is None:
             parameter._custom_shell_complete = completed_runs
     for below in getattr(command, "commands", {}).values():
         _with_runs(below)
@@ -95,10 +96,6 @@ class LazyGroup(TyperGroup):
 
     commands: LazyCommands  # type: ignore[assignment]  # a mapping to which Typer adds nothing
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """With `--help`."""
-        return flags_without_type(super().get_params(ctx))
-
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 
@@ -128,6 +125,7 @@ def lazy_app(
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)
             self.commands = lazy
+            shown_in_house_style(self)
 
     return typer.Typer(
         cls=Group, no_args_is_help=True, add_completion=completion, help=help, context_settings=HELP

@@ -20,6 +20,7 @@ from services.common import hub
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
+from services.common.printing.completed import kept_in
 from services.common.printing.console import Console
 from services.common.printing.harmless import harmless
 from services.common.progress import progress_on
@@ -417,7 +418,12 @@ def passages_command(
 
 
 @model_app.command("fetch")
-def fetch_command(name: Annotated[str, typer.Argument(help="A name of `model list`.")]) -> None:
+def fetch_command(
+    name: Annotated[
+        str,
+        typer.Argument(autocompletion=kept_in("trainer.data.models:KNOWN"), help="A name of `model list`."),
+    ],
+) -> None:
     """Convert a known model to a Hugging Face folder in the cache, if it is not there yet, and print its
     path. A paper's checkpoint is downloaded from the hub."""
     typer.echo(fetch(name, say=lambda text: typer.echo(text, err=True)))

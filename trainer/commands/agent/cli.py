@@ -43,6 +43,7 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
+        autocompletion=completion.changes,
         help="The same as KEY=VALUE at the end. Repeatable.",
     ),
 ]

@@ -16,7 +16,7 @@ from services.common.loading.lazy import LazyModule
 from services.likelihood.exports.fixed_prompts import FOLDER, said_of_similarity
 from trainer.commands import completion
 from trainer.commands.agent.source import agent_spec, named
-from trainer.commands.options import AsJson
+from trainer.commands.options import NAMED, AsJson
 from trainer.commands.terminal import for_people
 from trainer.data import load_questions, models
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
@@ -30,7 +30,11 @@ else:  # it needs torch and an engine
 
 def displacement(
     checkpoint: Annotated[
-        str, typer.Argument(help="A checkpoint, a run's folder (its newest checkpoint), or latest.")
+        str,
+        typer.Argument(
+            autocompletion=completion.checkpoints,
+            help=f"{NAMED}, latest or best: of the run in runs/ that was written to last.",
+        ),
     ],
     overrides: Annotated[
         list[str] | None,

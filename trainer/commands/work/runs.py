@@ -16,6 +16,7 @@ from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.lazy import LazyModule
 from services.common.printing.commands import typed
+from services.common.printing.completed import kept_in
 from services.common.printing.console import Console
 from services.common.processes import signals
 from services.common.users_files import make_folder, one_out, refuse_to_lose
@@ -75,7 +76,11 @@ def train(
     ] = None,
     allow_changed: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="With --resume: go on though this key has changed. Repeatable."),
+        typer.Option(
+            metavar="KEY",
+            autocompletion=completion.leaves,
+            help="With --resume: go on though this key has changed. Repeatable.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -190,13 +195,24 @@ def evaluate(
     ] = None,
     suite: Annotated[
         str | None,
-        typer.Option(help="search7: the papers' seven sets, with averages, intervals and kept answers."),
+        typer.Option(
+            autocompletion=kept_in("trainer.suite.sets:SUITES"),
+            help="search7: the papers' seven sets, with averages, intervals and kept answers.",
+        ),
     ] = None,
     method: Annotated[
-        str, typer.Option(help="With --suite: agent, direct, cot, rag or search-o1.")
+        str,
+        typer.Option(
+            autocompletion=kept_in("trainer.suite.methods:METHODS"),
+            help="With --suite: agent, direct, cot, rag or search-o1.",
+        ),
     ] = "agent",
     split: Annotated[
-        str, typer.Option(help="With --suite: test, dev or train. Default: test, dev where there is none.")
+        str,
+        typer.Option(
+            autocompletion=kept_in("trainer.suite.sets:splits"),
+            help="With --suite: test, dev or train. Default: test, dev where there is none.",
+        ),
     ] = "auto",
     limit_per_source: Annotated[
         int | None, typer.Option(min=1, help="With --suite: N questions of each set, drawn by seed.")
