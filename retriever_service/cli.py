@@ -21,6 +21,7 @@ from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.printing.completed import kept_in, one_of
 from services.common.printing.console import Console
+from services.common.printing.help_pages import CORPUS, INDEX
 from services.common.progress import progress_on
 
 index_app = typer.Typer(help="Build, inspect and search indexes.", no_args_is_help=True)
@@ -93,9 +94,7 @@ def in_order(command: str, words: Sequence[str | None], **options: str | None) -
 
 VECTOR_TYPES = ("Flat", "SQfp16", "SQ8", "HNSW32", "IVF,Flat", "IVF,SQ8")
 """Those that a help page names. FAISS takes more."""
-IndexPlace = Annotated[
-    str | None, typer.Argument(metavar="INDEX", help="Folder of an index; --index takes it too.")
-]
+IndexPlace = Annotated[str | None, typer.Argument(metavar="INDEX", help=f"{INDEX}; --index takes it too.")]
 IndexOption = Annotated[
     str | None, typer.Option("--index", "--index_path", help="The index, if not given alone.")
 ]
@@ -107,7 +106,7 @@ CorpusPlace = Annotated[
     str | None,
     typer.Argument(
         metavar="CORPUS",
-        help="Corpus file or folder, of any layout in docs/data.md; --corpus takes it too.",
+        help=f"{CORPUS}; --corpus takes it too.",
     ),
 ]
 Model = Annotated[
@@ -269,7 +268,9 @@ def convert(
     vector_type: VectorType,
     place: Annotated[
         str | None,
-        typer.Argument(metavar="INDEX", help="A dense index of type Flat, or a FAISS file (with --corpus)."),
+        typer.Argument(
+            metavar="INDEX", help=f"{INDEX}: a dense one of type Flat; or a FAISS file (with --corpus)."
+        ),
     ] = None,
     index: IndexOption = None,
     corpus: Annotated[
@@ -364,7 +365,11 @@ def info(
 @index_app.command("search")
 def search(
     place: Annotated[
-        str | None, typer.Argument(metavar="INDEX", help="Folder of an index; --index takes it too.")
+        str | None,
+        typer.Argument(
+            metavar="INDEX",
+            help=f"{INDEX}, or what else `serve retriever` takes; --index takes it too.",
+        ),
     ] = None,
     query: Annotated[str | None, typer.Argument(help="What to look for.")] = None,
     index: Annotated[
@@ -372,7 +377,7 @@ def search(
         typer.Option(
             "--index",
             "--index_path",
-            help="The index, if not given alone, or what else `serve retriever` takes.",
+            help="The index, if not given alone.",
         ),
     ] = None,
     corpus: Annotated[

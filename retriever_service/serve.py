@@ -16,6 +16,7 @@ from services.common.http.auth import token_of
 from services.common.loading.lazy import LazyModule
 from services.common.printing.completed import Completion, kept_in, literals, one_of
 from services.common.printing.console import Console
+from services.common.printing.help_pages import INDEX
 from services.common.printing.messages import said
 from services.common.processes import signals
 from services.common.validation import fitting
@@ -36,13 +37,15 @@ def _words_of(field: str) -> Completion:
 
 
 def serve_retriever(
-    place: Annotated[str | None, typer.Argument(metavar="INDEX", help="What --index takes.")] = None,
+    place: Annotated[
+        str | None, typer.Argument(metavar="INDEX", help=f"{INDEX}; or what else --index takes.")
+    ] = None,
     index: Annotated[
         str | None,
         typer.Option(
             "--index",
             "--index_path",
-            help="Index folder; FAISS file (with --corpus_path); qdrant+http://HOST:PORT/COLLECTION.",
+            help=f"{INDEX}; a FAISS file (with --corpus); qdrant+http://HOST:PORT/NAME.",
         ),
     ] = None,
     corpus: Annotated[

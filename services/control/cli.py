@@ -16,6 +16,7 @@ from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.loading.lazy import LazyModule
 from services.common.printing.completed import one_of
 from services.common.printing.console import Console
+from services.common.printing.help_pages import RUN
 from services.common.runs.ends import state_of
 from services.common.runs.paths import SUMMARY, last_step
 from services.control import places
@@ -48,8 +49,7 @@ Run = Annotated[
     str | None,
     typer.Argument(
         metavar="RUN",
-        help="A run's folder, its name in runs/, latest, or an address. Default: the newest run in runs/ "
-        "that is running.",
+        help=f"{RUN}; or an address. Default: the newest run in runs/ that is running.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]

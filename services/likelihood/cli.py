@@ -18,6 +18,7 @@ from services.common.errors import UnspiralError, UserError
 from services.common.names import accepted
 from services.common.printing.commands import typed
 from services.common.printing.completed import one_of, typed_so_far
+from services.common.printing.help_pages import RUN
 from services.common.runs.paths import (
     LATEST,
     METRICS,
@@ -51,14 +52,14 @@ NO_STEPS = "no step was recorded yet (a line of metrics.jsonl is written when a 
 
 Run = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help="The run whose store it is, or whatever else --store takes."),
+    typer.Argument(metavar="RUN", help=f"{RUN}: its store is taken. Or whatever else --store takes."),
 ]
 Store = Annotated[
     str | None,
     typer.Option(
         envvar=STORE_VARIABLE,
-        help="File, sqlite:PATH, redis://HOST:PORT/DB, a run's folder, its name in runs/, a folder of runs, "
-        f"or latest; give a password in the environment variable. Default: {STORE}.",
+        help="File, sqlite:PATH, redis://HOST:PORT/DB, what RUN takes, or a folder of runs; give a password "
+        f"in the environment variable. Default: {STORE}.",
     ),
 ]
 
@@ -134,7 +135,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="RUN",
-            help="Runs: a folder, its metrics.jsonl, a checkpoint in it, or latest; several are overlaid.",
+            help=f"{RUN}. Several are overlaid.",
         ),
     ],
     out: Annotated[
@@ -217,8 +218,8 @@ def replay(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="A run's folder, its metrics.jsonl, a checkpoint in it, or latest; or another trainer's "
-            "metrics as JSONL, JSON (trainer_state.json), CSV, or TensorBoard's event files.",
+            help=f"{RUN}; or another trainer's metrics as JSONL, JSON "
+            "(trainer_state.json), CSV, or TensorBoard's event files.",
         ),
     ],
     rules: Rules = None,

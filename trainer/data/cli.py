@@ -23,6 +23,7 @@ from services.common.loading.lazy import LazyModule
 from services.common.printing.completed import kept_in
 from services.common.printing.console import Console
 from services.common.printing.harmless import harmless
+from services.common.printing.help_pages import INDEX
 from services.common.progress import progress_on
 from services.common.users_files import one_out, refuse_to_replace
 from services.contracts import Question
@@ -84,7 +85,7 @@ def validate_command(
     ] = None,
     index: Annotated[
         str | None,
-        typer.Option(help="Index folder: count the questions whose answer stands in its best passages."),
+        typer.Option(help=f"{INDEX}: count the questions whose answer stands in its best passages."),
     ] = None,
     topk: Annotated[int, typer.Option(min=1, help="With --index: best passages that are looked at.")] = 3,
     config: Annotated[

@@ -5,6 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+RUN = "A run's folder, its name in runs/, a file or checkpoint in it, or latest"
+CHECKPOINT = "A checkpoint, a run (its folder, or its name in runs/: its newest checkpoint)"
+INDEX = "Folder of an index, made by `unspiral index build`"
+CORPUS = "Corpus file or folder, of any layout in docs/data.md"
+"""How the help of an argument or option of that name begins, in every command."""
 OUT = "--out"
 OUT_SHORT = "-o"
 TYPES = {"<str>": "TEXT", "<list[str]>": "TEXT", "<path>": "PATH", "<int>": "INT", "<float>": "FLOAT"}

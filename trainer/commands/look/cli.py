@@ -9,6 +9,7 @@ import typer
 
 from services.common.counting import counted
 from services.common.loading.lazy import LazyModule
+from services.common.printing.help_pages import RUN
 
 if TYPE_CHECKING:
     from trainer.commands import completion
@@ -20,9 +21,7 @@ else:  # pydantic and the stores take time, which a page of help need not wait f
     tracing = LazyModule("trainer.commands.look.trace")
     trajectories = LazyModule("trainer.commands.look.trajectories")
 
-Run = Annotated[
-    str, typer.Argument(help="A run's folder, its name in runs/, a file or checkpoint in it, or latest.")
-]
+Run = Annotated[str, typer.Argument(metavar="RUN", help=f"{RUN}.")]
 
 
 def completed_steps(ctx: typer.Context, incomplete: str) -> list[str]:

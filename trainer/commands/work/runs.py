@@ -18,10 +18,11 @@ from services.common.loading.lazy import LazyModule
 from services.common.printing.commands import typed
 from services.common.printing.completed import kept_in
 from services.common.printing.console import Console
+from services.common.printing.help_pages import CHECKPOINT, RUN
 from services.common.processes import signals
 from services.common.users_files import make_folder, one_out, refuse_to_lose
 from trainer.commands import completion
-from trainer.commands.options import NAMED, AsJson, ConfigFile, Overrides, refuse_run
+from trainer.commands.options import OF_ANY_RUN, AsJson, ConfigFile, Overrides, refuse_run
 from trainer.commands.terminal import ending, for_people
 from trainer.commands.version import code_versions
 from trainer.commands.work.in_words import (
@@ -70,7 +71,7 @@ def train(
         str | None,
         typer.Option(
             autocompletion=completion.checkpoints,
-            help=f"Go on with the run: {NAMED[0].lower()}{NAMED[1:]}, or latest or best: of the run of "
+            help=f"{CHECKPOINT}, to go on with; latest or best: of the run of "
             "--config, run.dir/run.name, which with latest begins at step 1 where there is none yet.",
         ),
     ] = None,
@@ -136,7 +137,8 @@ def warm_start(
     trajectories: Annotated[
         str | None,
         typer.Option(
-            metavar="RUN", help="Right trajectories of a run instead of composed ones: rejection sampling."
+            metavar="RUN",
+            help=f"{RUN}: learn from its right trajectories instead of composed ones (rejection sampling).",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -172,7 +174,8 @@ def evaluate(
         str | None,
         typer.Option(
             autocompletion=completion.checkpoints,
-            help=f"{NAMED}, latest or best: of the run of --config, run.dir/run.name. Default: model.path.",
+            help=f"{CHECKPOINT}, latest or best: of the run of --config, run.dir/run.name. "
+            "Default: model.path.",
         ),
     ] = None,
     data: Annotated[
@@ -345,7 +348,7 @@ def export(
         str,
         typer.Argument(
             autocompletion=completion.checkpoints,
-            help=f"{NAMED}, latest or best: of the run in runs/ that was written to last.",
+            help=f"{CHECKPOINT}, {OF_ANY_RUN}.",
         ),
     ],
     folder: Annotated[Path | None, typer.Argument(metavar="OUT", help="Folder to make.")] = None,
