@@ -386,6 +386,9 @@ def search(
     model: Model = None,
     family: Family = None,
     topk: Topk = 3,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="As JSON: rank, id, score and contents of each passage.")
+    ] = False,
 ) -> None:
     """Search an index without a server."""
     index, query = in_order("index search", [place, query], index=index, query=None)
@@ -395,6 +398,14 @@ def search(
     backends.check_settings(settings)
     opened = backends.open_index(settings)
     (hits,) = opened.search([client.clean_query(query)], topk)
+    if as_json:
+        found = [
+            {"rank": rank, "score": float(score), **orjson.loads(document)}
+            for rank, (document, score) in enumerate(hits, 1)
+        ]
+        _out.print_json(data=found)
+        opened.close()
+        return
     if not hits:
         _out.print("no passage matches")
     for rank, (document, score) in enumerate(hits, 1):

@@ -144,6 +144,7 @@ def report(
     paper: Annotated[
         bool, typer.Option("--paper", help="Draw the figures of the LLDS paper; the file is paper.html.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON: the file, and its runs.")] = False,
 ) -> None:
     """Write one self-contained HTML page with the curves, phases and alarms of recorded runs."""
     found = [run_folder(run) for run in runs]
@@ -152,9 +153,11 @@ def report(
     if out is not None:
         refuse_no_file("--out", out)
         refuse_to_lose_records("--out", out, found)
-    typer.echo(write_report(found, out or first / name, paper=paper))
-    for run in found:
-        if not read_run(run).metrics:
+    file = write_report(found, out or first / name, paper=paper)
+    steps = {str(run): len(read_run(run).metrics) for run in found}
+    typer.echo(orjson.dumps({"report": str(file), "steps": steps}) if as_json else file)
+    for run, count in steps.items():
+        if not count:
             typer.echo(f"{run}: {NO_STEPS}, so its curves are empty", err=True)
 
 

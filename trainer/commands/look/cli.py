@@ -124,10 +124,13 @@ def diff_trajectories(
     ],
     question: Annotated[str | None, typer.Option(help="Prompts that hold this text alone.")] = None,
     limit: Limit = 3,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a prompt: its trajectories on both sides.")
+    ] = False,
 ) -> None:
     """Show how the trajectories of the same prompts differ between two steps or evaluations. The prompts
     whose reward changed most come first."""
-    trajectories.run_diff(run, before, after, question=question, limit=limit)
+    trajectories.run_diff(run, before, after, question=question, limit=limit, as_json=as_json)
 
 
 def trace(

@@ -353,9 +353,11 @@ def export(
     ],
     folder: Annotated[Path | None, typer.Argument(metavar="OUT", help="Folder to make.")] = None,
     out: Annotated[Path | None, typer.Option(help="The same as OUT.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON: the checkpoint, and the folder.")] = False,
 ) -> None:
     """Write a checkpoint as a plain Hugging Face folder."""
     out = one_out("export", folder, out)
     found = find(checkpoint, say=lambda line: typer.echo(line, err=True))
     export_checkpoint(found, out)
-    typer.echo(f"{found} written to {out}")
+    made = {"checkpoint": str(found), "out": str(out)}
+    typer.echo(json.dumps(made) if as_json else f"{found} written to {out}")
