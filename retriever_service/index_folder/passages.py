@@ -12,6 +12,7 @@ import orjson
 
 from retriever_service.index_folder.keys import NO_KEYS, OPTIONS, CorpusKeys
 from services.common.errors import UserError
+from services.common.printing.kinds import kind_of
 from services.common.records import field_of
 from services.common.records.columns import CONTENTS, IDENTITY, QUESTION, plain_name
 
@@ -71,7 +72,7 @@ def has_id(row: Mapping[str, Any]) -> bool:
 def _lacks(row: Mapping[str, Any], names: Sequence[str], name: str, form: str) -> str:
     """What is wrong with a row that has no value of this form in any of the columns `names`."""
     if found := field_of(row, names):
-        return f"expected `{found[0]}`: {form}, got {type(found[1]).__name__}"
+        return f"expected `{found[0]}`: {form}, got {kind_of(found[1])}"
     if asked := is_question(row):
         return f"`{asked}` makes it a question, and no passage; questions go to data.train or data.eval"
     if empty := next((own for own in row if plain_name(own) in names), None):
@@ -108,5 +109,5 @@ def parse_row(raw: bytes, number: int | None = None, keys: CorpusKeys = NO_KEYS)
     except orjson.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error})") from None
     if not isinstance(row, dict):
-        raise ValueError(f"{type(row).__name__} instead of an object")
+        raise ValueError(f"{kind_of(row)} instead of an object")
     return row_of(keys.applied(row), number)

@@ -48,10 +48,29 @@ class Entry:
             give_examples(found, f"{path} ")
             group = typer.main.get_group(found)
             group.name = path
-            return _with_runs(in_house_style(group))
+            return _told_of(_with_runs(in_house_style(group)))
         single = typer.Typer(add_completion=False)
         single.command(path.rpartition(" ")[2], epilog=example_of(path))(found)
-        return _with_runs(in_house_style(typer.main.get_command(single)))
+        return _told_of(_with_runs(in_house_style(typer.main.get_command(single))))
+
+
+def _told_of(command: Any) -> Any:
+    """The command, and all below it: a mistake that Typer's parser finds knows its command."""
+    parse = command.parse_args
+
+    def parse_args(ctx: Any, args: list[str]) -> list[str]:
+        try:
+            found: list[str] = parse(ctx, args)
+            return found
+        except Exception as error:
+            if getattr(error, "ctx", ctx) is None:
+                error.ctx = ctx  # type: ignore[attr-defined]
+            raise
+
+    command.parse_args = parse_args
+    for below in getattr(command, "commands", {}).values():
+        _told_of(below)
+    return command
 
 
 def _with_runs(command: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from services.common.errors import UserError
 from services.common.names import nearest
+from services.common.printing.kinds import kind_of
 from services.common.users_files import parse_yaml
 
 
@@ -20,7 +21,7 @@ def read_sections(path: Path) -> dict[str, Any]:
     except ValueError as e:
         raise UserError(f"{path}{_place_and_problem(e)}") from e
     if not isinstance(raw, dict):
-        raise UserError(f"{path}: expected sections (run, model, data, ...), got {type(raw).__name__}")
+        raise UserError(f"{path}: expected sections (run, model, data, ...), got {kind_of(raw)}")
     return raw
 
 

@@ -62,7 +62,7 @@ def checkpoint_and_words(command: str, option: str | None, words: list[str]) -> 
     if option is not None:
         return option, words
     at = next((n for n, word in enumerate(words) if not is_change(word)), None)
-    expected = f"expected a checkpoint, a run or latest: {example_of(command)}"
+    expected = f"expected a checkpoint, a run or latest. {example_of(command)}"
     if at is None:
         raise UserError(f"{command}: no checkpoint is named; {expected}")
     rest = [*words[:at], *words[at + 1 :]]
