@@ -14,6 +14,7 @@ from retriever_service.settings import SHARDS, ServerSettings
 from services.common.errors import UserError
 from services.common.http.auth import token_of
 from services.common.loading.lazy import LazyModule
+from services.common.names import accepted
 from services.common.printing.completed import Completion, kept_in, literals, one_of
 from services.common.printing.console import Console
 from services.common.printing.help_pages import INDEX
@@ -224,7 +225,9 @@ def serve_retriever(
 def _flag_refused(mistakes: ValidationError) -> UserError:
     first = mistakes.errors()[0]
     flag = str(first["loc"][0]).removeprefix("request_").replace("_", "-")
-    return UserError(f"--{flag} {first['input']}: {said(first['msg'])}")
+    words = _words_of(str(first["loc"][0]))("") if first["type"] == "literal_error" else []
+    given = str(first["input"])
+    return UserError(f"--{flag} {given}: {accepted(given, words) if words else said(first['msg'])}")
 
 
 def _token(flag: str, variable: str | None) -> SecretStr | None:

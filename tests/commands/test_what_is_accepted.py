@@ -79,8 +79,29 @@ def test_a_report_goes_to_a_file_in_a_folder_that_is_there(run, tmp_path):
         ),
         ("serve likelihood --port 70000", "--port 70000: expected at most 65535"),
         ("trace latest x", "STEP x: expected a whole number, at least 1"),
-        ("doctor --role nod", "--role nod: accepted are workstation, retriever, likelihood, control, node; "
-         "did you mean node?"),
+        (
+            "doctor --role nod",
+            "--role nod: accepted are workstation, retriever, likelihood, control, node; did you mean node?",
+        ),
+        (
+            "serve retriever i --dialect zero",
+            "--dialect zero: accepted are auto, zerosearch; did you mean zerosearch?",
+        ),
+        ("serve retriever i --dense-device gpu", "--dense-device gpu: accepted are cpu, cuda"),
+        (
+            "serve retriever i --encoder-dtype int4",
+            "--encoder-dtype int4: accepted are auto, float32, bfloat16, float16",
+        ),
+        (
+            "runs a.yaml",
+            "a.yaml: is a file; expected a folder of runs, or a run: its folder, name, or latest",
+        ),
+        ("demo --dir a.yaml", "--dir a.yaml: cannot be made (File exists)"),
+        (
+            "config show --config runs/mine",
+            "runs/mine: is a folder; expected a YAML file; runs/mine/config.yaml is one",
+        ),
+        ("config show --config runs", "runs: is a folder; expected a YAML file"),
         ("demo --resume best", "--resume best: accepted are latest"),
         ("serve retrievr", "retrievr: no such command; did you mean unspiral serve retriever?"),
         ("xyzzy", "xyzzy: no such command; `unspiral --help` lists those that there are"),
@@ -108,8 +129,11 @@ def test_a_report_goes_to_a_file_in_a_folder_that_is_there(run, tmp_path):
             "Example: unspiral ask --checkpoint latest 'who wrote Hamlet?'",
         ),
     ],
-)  # fmt: skip
-def test_a_mistake_in_the_words_names_what_is_accepted(run, words, line):
+)
+def test_a_mistake_in_the_words_names_what_is_accepted(run, tmp_path, words, line):
+    (tmp_path / "a.yaml").touch()
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "config.yaml").touch()
     assert run(*words.split()) == (2, "", f"unspiral: {line}\n")
 
 

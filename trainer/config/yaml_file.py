@@ -15,6 +15,10 @@ def read_sections(path: Path) -> dict[str, Any]:
     """The sections of a YAML file. Raises UserError."""
     try:
         raw = parse_yaml(path.read_text(encoding="utf-8"))
+    except IsADirectoryError as e:
+        own = path / "config.yaml"
+        hint = f"; {own} is one" if own.is_file() else ""
+        raise UserError(f"{path}: is a folder; expected a YAML file{hint}") from e
     except (OSError, UnicodeDecodeError) as e:
         why = e.strerror if isinstance(e, OSError) else e
         raise UserError(f"{path}: cannot be read ({why}){_near_file(path)}") from e

@@ -252,7 +252,7 @@ def evaluate(
     asked = str(data) if data else settings.data.eval
     if asked is not None and not models.is_there(asked):
         looked = "" if data else where_looked(config, [asked])
-        raise UserError(f"{'--data' if data else 'data.eval'}: {asked}: no such file or folder{looked}")
+        raise UserError(f"{'--data' if data else 'data.eval:'} {asked}: no such file or folder{looked}")
     run_eval = evaluating.run_eval
     read = {"--config": config, "--data" if data else "data.eval": asked}
     if out:
@@ -333,6 +333,7 @@ def demo(
 ) -> None:
     """Run the whole system on this machine: a tiny model learns to search a made-up encyclopaedia."""
     console = Console()
+    make_folder(folder, f"--dir {folder}")
     with non_blocking(console):
         if collapse:
             every = list(range(seed, seed + seeds))
