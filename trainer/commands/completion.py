@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
 from services.common.errors import UserError
+from services.common.loading.lazy import LazyModule
 from services.common.printing.completed import kept_in, literals, typed_so_far
 from services.common.runs.paths import BEST, CHECKPOINTS, LATEST, RUNS, in_runs, is_run
 from trainer.algorithm_names import PolicyLossKind
 from trainer.config.held_out_scores import SCORES
 from trainer.config.schema import Config, leaf_keys, paths_of, section_of
 from trainer.rewards import KINDS
+
+if TYPE_CHECKING:
+    from trainer.commands.look import stored
+else:  # the stores take time, which a page of help need not wait for
+    stored = LazyModule("trainer.commands.look.stored")
 
 TEMPLATES = ("search_r1", "hermes", "llama3", "lab")
 """Of `rollout.template`, beside an import path."""
@@ -102,13 +108,11 @@ def step_numbers(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _steps(ctx: typer.Context) -> list[str]:
-    from trainer.commands.look.stored import STEP, Run, is_step  # it imports the stores
-
     try:
-        there = Run(typed_so_far(ctx, "run") or LATEST).sources()
+        there = stored.Run(typed_so_far(ctx, "run") or LATEST).sources()
     except (UserError, OSError):
         return []
-    return [str(int(name.removeprefix(STEP))) if is_step(name) else name for name in there]
+    return [str(int(name.removeprefix(stored.STEP))) if stored.is_step(name) else name for name in there]
 
 
 def keys(incomplete: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from services.common.names import accepted, nearest
 from services.common.printing.messages import said
 from trainer.commands.examples import example_of
+from trainer.config.expected import expected
 
 NUMBERS = {int: "a whole number", float: "a number"}
 
@@ -37,8 +38,6 @@ def usage_line(error: Any) -> str:
 
 def _bad_value(error: Any) -> str:
     """`--topk 0: expected at least 1`, of the value that Typer has refused."""
-    from trainer.config.expected import expected  # pydantic's errors in words
-
     option, descriptor = error.param, error.param.type_descriptor
     problems = error.__cause__.errors() if hasattr(error.__cause__, "errors") else []
     first: dict[str, Any] = next(iter(problems), {})
