@@ -16,6 +16,9 @@ from services.common.errors import UserError
 from services.common.loading.user_code import Call, calling, load
 from services.common.printing.kinds import kind_of
 
+TRIAL = "who wrote Hamlet?"
+"""The query of the one call when an index is opened."""
+
 
 class Search(Protocol):
     """What the import path names."""
@@ -69,7 +72,17 @@ class UsersIndex:
         self.reranker: Reranker | None = None
         self._path = path
         self._function = load_search("--index", path)
+        self._refuse_other_forms()
         self.info = IndexInfo(backend="function", corpus=path, passages=0, settings={})
+
+    def _refuse_other_forms(self) -> None:
+        """One call, before anybody asks. Raises UserError for another form of answer; a function that fails
+        may be early: what it asks is not up yet."""
+        try:
+            call_search(f"--index {self._path}", self._function, TRIAL, 1)
+        except UserError as error:
+            if error.__cause__ is None:
+                raise
 
     def search(self, queries: Sequence[str], topk: int) -> list[Hits]:
         """As SearchIndex. Raises UserError where the function fails: never an empty result instead."""

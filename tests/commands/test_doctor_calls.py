@@ -74,10 +74,15 @@ def test_a_search_that_returns_passages_with_scores_is_counted():
 def test_a_search_of_another_form_is_told_which_one_is_expected(function, got):
     told = f"retriever.index=mine:search: expected {EXPECTED}; {got}"
     assert searched(function) == ("bad", "mine:search", told)
-    index = UsersIndex(f"{__name__}:{function.__name__}", None)
-    with pytest.raises(UserError) as refused:  # and so is a served one
-        index.search(["Rome?"], 3)
+    with pytest.raises(UserError) as refused:  # and so is one that is to be served
+        UsersIndex(f"{__name__}:{function.__name__}", None)
     assert str(refused.value) == f"--index {__name__}:{function.__name__}: expected {EXPECTED}; {got}"
+
+
+def test_a_search_that_fails_when_it_is_opened_may_be_early():
+    index = UsersIndex(f"{__name__}:fails", None)
+    with pytest.raises(UserError, match="ConnectionError: no server"):
+        index.search(["Rome?"], 3)
 
 
 def test_a_search_that_fails_or_lasts_is_told(monkeypatch):
