@@ -42,15 +42,25 @@ free_mib=$(df -Pm "$VENV" | awk 'NR == 2 {print $4}')
   fail "$need_mib MiB of disk are needed for $VENV; $free_mib MiB are free here"
 
 quiet=(--disable-pip-version-check --quiet)
+# On a terminal pip and uv show what they download, and how far it is.
+silent=(--quiet)
+[ ! -t 2 ] || silent=()
 "$VENV"/bin/python -m pip install "${quiet[@]}" uv ||
   fail "pip cannot install uv from its configured index: check the network, or pip's index-url"
 
 if [[ ",$EXTRAS," == *,cpu,* ]] && ! "$VENV"/bin/python -c 'import torch' 2>/dev/null; then
-  say "installing $TORCH"
-  "$VENV"/bin/python -m pip install "${quiet[@]}" --no-deps "$TORCH" 2>/dev/null ||
-    "$VENV"/bin/python -m pip install "${quiet[@]}" --no-deps --index-url "$TORCH_INDEX" --retries 1 --timeout 60 \
-      "$TORCH" 2>/dev/null ||
-    fail "$TORCH for $("$VENV"/bin/python --version) was found neither where pip is configured to look (index${PIP_FIND_LINKS:+, PIP_FIND_LINKS=$PIP_FIND_LINKS}) nor at $TORCH_INDEX"
+  say "installing $TORCH (200 MB where it is downloaded)"
+  torch=(-m pip install --disable-pip-version-check "${silent[@]}" --no-deps)
+  # The first place mostly lacks this build: what pip says of it is kept, and told where the second one fails too.
+  why=$(mktemp)
+  trap 'rm -f "$why"' EXIT
+  "$VENV"/bin/python "${torch[@]}" "$TORCH" 2>"$why" || {
+    say "$TORCH is not where pip is configured to look; trying $TORCH_INDEX"
+    "$VENV"/bin/python "${torch[@]}" --index-url "$TORCH_INDEX" --retries 1 --timeout 60 "$TORCH" || {
+      sed 's/^/setup: where pip is configured to look: /' "$why" >&2
+      fail "$TORCH for $("$VENV"/bin/python --version) was found neither where pip is configured to look (index${PIP_FIND_LINKS:+, PIP_FIND_LINKS=$PIP_FIND_LINKS}) nor at $TORCH_INDEX; pip's reasons are above"
+    }
+  }
 fi
 
 # uv reads neither pip.conf nor PIP_INDEX_URL, so it gets pip's index here.
@@ -59,8 +69,6 @@ if [ -n "$index" ] && [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then
   export UV_DEFAULT_INDEX=$index
 fi
 
-silent=(--quiet)
-[ ! -t 2 ] || silent=()  # on a terminal uv shows what it downloads, and how far it is
 say "installing unspiral[$EXTRAS] (a minute or so, longer with a download${silent:+; nothing is said meanwhile})"
 "$VENV"/bin/uv pip install "${silent[@]}" --python "$VENV"/bin/python --overrides overrides.txt \
   ${EDITABLE:+--editable} ".[$EXTRAS]" ||

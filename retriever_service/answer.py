@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.common.answers import clean_text, read_json, shown
+from services.common.printing.kinds import kind_of
 
 MOST_CHARS = 1_000_000
 """Longest passage, in characters; the rest is cut off. No observation shows so many."""
@@ -68,7 +69,7 @@ def _hits(one: Any, where: str) -> tuple[list[Hit] | None, str | None, int]:
     """The hits of one query, what is wrong with the first that has no text, and how many of those were left
     out."""
     if not isinstance(one, list):
-        return None, f"{where}: expected a list of passages, got {type(one).__name__}", 0
+        return None, f"{where}: expected a list of passages, got {kind_of(one)}", 0
     hits = []
     problem = None
     for at, raw in enumerate(one):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import orjson
 import typer
 
-from retriever_service.index_folder.description import LEFT_OUT, IndexInfo, stamp_of, verify
+from retriever_service.index_folder.description import BACKENDS, LEFT_OUT, IndexInfo, stamp_of, verify
 from retriever_service.index_folder.in_words import in_words
 from retriever_service.index_folder.keys import CorpusKeys
 from retriever_service.settings import ServerSettings
@@ -20,7 +20,9 @@ from services.common.counting import counted
 from services.common.counting import left_out as left_out_lines
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
+from services.common.printing.completed import kept_in, one_of
 from services.common.printing.console import Console
+from services.common.printing.help_pages import CORPUS, INDEX
 from services.common.progress import progress_on
 
 index_app = typer.Typer(help="Build, inspect and search indexes.", no_args_is_help=True)
@@ -87,9 +89,9 @@ def in_order(command: str, words: Sequence[str | None], **options: str | None) -
     return whole
 
 
-IndexPlace = Annotated[
-    str | None, typer.Argument(metavar="INDEX", help="Folder of an index; --index takes it too.")
-]
+VECTOR_TYPES = ("Flat", "SQfp16", "SQ8", "HNSW32", "IVF,Flat", "IVF,SQ8")
+"""Those that a help page names. FAISS takes more."""
+IndexPlace = Annotated[str | None, typer.Argument(metavar="INDEX", help=f"{INDEX}; --index takes it too.")]
 IndexOption = Annotated[
     str | None, typer.Option("--index", "--index_path", help="The index, if not given alone.")
 ]
@@ -101,7 +103,7 @@ CorpusPlace = Annotated[
     str | None,
     typer.Argument(
         metavar="CORPUS",
-        help="Corpus file or folder, of any layout in docs/data.md; --corpus takes it too.",
+        help=f"{CORPUS}; --corpus takes it too.",
     ),
 ]
 Model = Annotated[
@@ -110,17 +112,28 @@ Model = Annotated[
 Family = Annotated[
     str | None,
     typer.Option(
-        "--family", "--retriever_name", help="e5, bge, contriever or auto; by default from the model's name."
+        "--family",
+        "--retriever_name",
+        autocompletion=kept_in("retriever_service.dense.encoder:FAMILIES"),
+        help="e5, bge, contriever or auto; by default from the model's name.",
     ),
 ]
 VectorType = Annotated[
     str,
     typer.Option(
-        "--type", help="Flat, SQfp16, SQ8, IVF,Flat  IVF,SQ8  HNSW32, or a factory string of FAISS."
+        "--type",
+        autocompletion=one_of(VECTOR_TYPES),
+        help="Flat, SQfp16, SQ8, HNSW32, `IVF,Flat`, `IVF,SQ8`, or a factory string of FAISS.",
     ),
 ]
 Nprobe = Annotated[int | None, typer.Option(min=1, help="Lists that a search of an IVF index visits.")]
-Dtype = Annotated[str, typer.Option(help="Numbers of the encoder: auto, float32, bfloat16, float16.")]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        autocompletion=kept_in("retriever_service.dense.encoder:DTYPES"),
+        help="Numbers of the encoder: auto, float32, bfloat16, float16.",
+    ),
+]
 EfSearch = Annotated[int | None, typer.Option(min=1, help="Width of a search in an HNSW index.")]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Leave malformed lines and repeated ids out and count them.")
@@ -143,7 +156,9 @@ def build(
     place: CorpusPlace = None,
     corpus: Corpus = None,
     out: Annotated[Path, typer.Option(help="Folder of the index to be made.")],
-    backend: Annotated[str, typer.Option(help="bm25, dense or hybrid (both, fused).")] = "bm25",
+    backend: Annotated[
+        str, typer.Option(autocompletion=one_of(BACKENDS), help="bm25, dense or hybrid (both, fused).")
+    ] = "bm25",
     skip_bad: SkipBad = False,
     text_key: TextKey = None,
     title_key: TitleKey = None,
@@ -151,8 +166,9 @@ def build(
     language: Annotated[
         str,
         typer.Option(
+            autocompletion=kept_in("retriever_service.bm25.analysis:languages"),
             help="Language of stemmer and stop words; `none` leaves words as they are. docs/retriever.md "
-            "says which have stop words."
+            "says which have stop words.",
         ),
     ] = "english",
     stem: Annotated[bool, typer.Option(help="Reduce words to their stems.")] = True,
@@ -162,8 +178,9 @@ def build(
     postings: Annotated[
         str,
         typer.Option(
+            autocompletion=kept_in("retriever_service.indexing.build:POSTINGS"),
             help="bm25s (the format of that library), packed (compressed, can be added to), or auto: packed "
-            "from two million passages on."
+            "from two million passages on.",
         ),
     ] = "auto",
     model: Model = None,
@@ -251,7 +268,9 @@ def convert(
     vector_type: VectorType,
     place: Annotated[
         str | None,
-        typer.Argument(metavar="INDEX", help="A dense index of type Flat, or a FAISS file (with --corpus)."),
+        typer.Argument(
+            metavar="INDEX", help=f"{INDEX}: a dense one of type Flat; or a FAISS file (with --corpus)."
+        ),
     ] = None,
     index: IndexOption = None,
     corpus: Annotated[
@@ -271,7 +290,11 @@ def convert(
         ),
     ] = 0,
     rescore_dtype: Annotated[
-        str, typer.Option(help="Numbers of these vectors on disk: float16 or float32.")
+        str,
+        typer.Option(
+            autocompletion=kept_in("retriever_service.dense.exact:DTYPES"),
+            help="Numbers of these vectors on disk: float16 or float32.",
+        ),
     ] = "float16",
     queries: Annotated[
         Path | None,
@@ -342,7 +365,11 @@ def info(
 @index_app.command("search")
 def search(
     place: Annotated[
-        str | None, typer.Argument(metavar="INDEX", help="Folder of an index; --index takes it too.")
+        str | None,
+        typer.Argument(
+            metavar="INDEX",
+            help=f"{INDEX}, or what else `serve retriever` takes; --index takes it too.",
+        ),
     ] = None,
     query: Annotated[str | None, typer.Argument(help="What to look for.")] = None,
     index: Annotated[
@@ -350,7 +377,7 @@ def search(
         typer.Option(
             "--index",
             "--index_path",
-            help="The index, if not given alone, or what else `serve retriever` takes.",
+            help="The index, if not given alone.",
         ),
     ] = None,
     corpus: Annotated[
@@ -359,6 +386,9 @@ def search(
     model: Model = None,
     family: Family = None,
     topk: Topk = 3,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="As JSON: rank, id, score and contents of each passage.")
+    ] = False,
 ) -> None:
     """Search an index without a server."""
     index, query = in_order("index search", [place, query], index=index, query=None)
@@ -368,6 +398,14 @@ def search(
     backends.check_settings(settings)
     opened = backends.open_index(settings)
     (hits,) = opened.search([client.clean_query(query)], topk)
+    if as_json:
+        found = [
+            {"rank": rank, "score": float(score), **orjson.loads(document)}
+            for rank, (document, score) in enumerate(hits, 1)
+        ]
+        _out.print_json(data=found)
+        opened.close()
+        return
     if not hits:
         _out.print("no passage matches")
     for rank, (document, score) in enumerate(hits, 1):

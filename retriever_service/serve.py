@@ -14,7 +14,10 @@ from retriever_service.settings import SHARDS, ServerSettings
 from services.common.errors import UserError
 from services.common.http.auth import token_of
 from services.common.loading.lazy import LazyModule
+from services.common.names import accepted
+from services.common.printing.completed import Completion, kept_in, literals, one_of
 from services.common.printing.console import Console
+from services.common.printing.help_pages import INDEX
 from services.common.printing.messages import said
 from services.common.processes import signals
 from services.common.validation import fitting
@@ -28,14 +31,22 @@ else:  # FastAPI and numba take seconds, which `unspiral --help` need not wait f
     mcp = LazyModule("retriever_service.http.mcp")
 
 
+def _words_of(field: str) -> Completion:
+    """The words of a setting that is one of a few."""
+    annotation = ServerSettings.model_fields[field].annotation
+    return one_of(word for word in literals(annotation) if word != "null")
+
+
 def serve_retriever(
-    place: Annotated[str | None, typer.Argument(metavar="INDEX", help="What --index takes.")] = None,
+    place: Annotated[
+        str | None, typer.Argument(metavar="INDEX", help=f"{INDEX}; or what else --index takes.")
+    ] = None,
     index: Annotated[
         str | None,
         typer.Option(
             "--index",
             "--index_path",
-            help="Index folder; FAISS file (with --corpus_path); qdrant+http://HOST:PORT/COLLECTION.",
+            help=f"{INDEX}; a FAISS file (with --corpus); qdrant+http://HOST:PORT/NAME.",
         ),
     ] = None,
     corpus: Annotated[
@@ -73,6 +84,7 @@ def serve_retriever(
         typer.Option(
             "--retriever_name",
             "--retriever-name",
+            autocompletion=kept_in("retriever_service.dense.encoder:FAMILIES", "bm25"),
             help="bm25, or the encoder's family: e5, bge, contriever, auto.",
         ),
     ] = None,
@@ -85,11 +97,17 @@ def serve_retriever(
     ] = False,
     dense_device: Annotated[
         str | None,
-        typer.Option(help="Search vectors by brute force in PyTorch, not FAISS: cuda (all GPUs) or cpu."),
+        typer.Option(
+            autocompletion=_words_of("dense_device"),
+            help="Search vectors by brute force in PyTorch, not FAISS: cuda (all GPUs) or cpu.",
+        ),
     ] = None,
     dense_dtype: Annotated[
         str | None,
-        typer.Option(help="Numbers of that search: float16 (default on GPUs), int8, float32 (on a CPU)."),
+        typer.Option(
+            autocompletion=_words_of("dense_dtype"),
+            help="Numbers of that search: float16 (default on GPUs), int8, float32 (on a CPU).",
+        ),
     ] = None,
     encoder_dtype: Dtype = "auto",
     reranker: Annotated[
@@ -102,7 +120,8 @@ def serve_retriever(
     dialect: Annotated[
         str,
         typer.Option(
-            help="Whose answer `query` with `top_k` gets: zerosearch, or auto (rLLM's but on port 6002)."
+            autocompletion=_words_of("dialect"),
+            help="Whose answer `query` with `top_k` gets: zerosearch, or auto (rLLM's but on port 6002).",
         ),
     ] = "auto",
     as_tool: Annotated[
@@ -206,7 +225,9 @@ def serve_retriever(
 def _flag_refused(mistakes: ValidationError) -> UserError:
     first = mistakes.errors()[0]
     flag = str(first["loc"][0]).removeprefix("request_").replace("_", "-")
-    return UserError(f"--{flag} {first['input']}: {said(first['msg'])}")
+    words = _words_of(str(first["loc"][0]))("") if first["type"] == "literal_error" else []
+    given = str(first["input"])
+    return UserError(f"--{flag} {given}: {accepted(given, words) if words else said(first['msg'])}")
 
 
 def _token(flag: str, variable: str | None) -> SecretStr | None:

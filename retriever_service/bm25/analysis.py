@@ -35,11 +35,16 @@ class AnalyzerSettings:
         return asdict(self)
 
 
+def languages() -> list[str]:
+    """The languages that are accepted."""
+    return ["none", *Stemmer.algorithms()]
+
+
 class Analyzer:
     """Splits text into terms. Not thread-safe (the stemmer keeps state): each owner has its own."""
 
     def __init__(self, settings: AnalyzerSettings) -> None:
-        known = ["none", *Stemmer.algorithms()]
+        known = languages()
         if settings.language not in known:
             raise UserError(f"language {settings.language!r}: {accepted(settings.language, known)}")
         self.settings = settings

@@ -3,12 +3,12 @@ before it was ready."""
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from services.common.http.serving import tell_of_signal
 from services.common.processes.beside import beside
 
 SECONDS = 15.0
@@ -44,6 +44,5 @@ class Cut:
         self._on_ready(url)
 
     def tell(self, status: int, say: Say) -> None:
-        """Say that the loading was cut off, where the exit status is a signal's and nothing was ready."""
-        if status > 128 and not self._was_ready:
-            say(f"stopped by {signal.Signals(status - 128).name} while the index was loading")
+        """Say which signal has ended the server, and that its loading was cut off where nothing was ready."""
+        tell_of_signal(status, say, "" if self._was_ready else "the index was loading")

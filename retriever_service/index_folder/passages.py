@@ -13,6 +13,7 @@ import orjson
 
 from retriever_service.index_folder.keys import NO_KEYS, OPTIONS, CorpusKeys
 from services.common.errors import UserError
+from services.common.printing.kinds import kind_of
 from services.common.records import field_of
 from services.common.records.columns import CONTENTS, IDENTITY, QUESTION, plain_name
 
@@ -78,7 +79,7 @@ def _lacks(
 ) -> str:
     """What is wrong with a row that has no value of this form in any of the columns `names`."""
     if found := field_of(row, names):
-        return f"expected `{named.get(found[0], found[0])}`: {form}, got {type(found[1]).__name__}"
+        return f"expected `{named.get(found[0], found[0])}`: {form}, got {kind_of(found[1])}"
     if asked := is_question(row):
         return f"`{asked}` makes it a question, and no passage; questions go to data.train or data.eval"
     if empty := next((own for own in row if plain_name(own) in names), None):
@@ -115,5 +116,5 @@ def parse_row(raw: bytes, number: int | None = None, keys: CorpusKeys = NO_KEYS)
     except orjson.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error})") from None
     if not isinstance(row, dict):
-        raise ValueError(f"{type(row).__name__} instead of an object")
+        raise ValueError(f"{kind_of(row)} instead of an object")
     return row_of(keys.applied(row), number, keys.given)

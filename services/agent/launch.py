@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 
+import psutil
 from fastapi import FastAPI
 
 from services.agent.agent import Asked, Curves
 from services.agent.server import Service, ServiceLimits, create_app
 from services.common.http.auth import required_token
 from services.common.http.connections import Limits
-from services.common.http.serving import Manner, RunningServer, bind, run_in_thread, run_until_signal, url_of
+from services.common.http.serving import (
+    Manner,
+    RunningServer,
+    bind,
+    run_in_thread,
+    run_until_signal,
+    tell_of_signal,
+    url_of,
+)
 
 WHAT = "agent"
 START_SECONDS = 600.0
@@ -51,9 +61,13 @@ def serve_forever(
     connections: int,
     announce: Callable[[str], None],
     curves: Curves | None = None,
+    give_back: Callable[[], None] = lambda: None,
 ) -> int:
     """Serve in the foreground until SIGINT or SIGTERM, and return the exit status (130, 143). Raises
-    CannotServe, UserError for a wider host without a token, and what ended the agent."""
+    CannotServe, UserError for a wider host without a token, and what ended the agent.
+
+    give_back: gives back what the caller holds for the agent. A signal that comes while the model loads,
+    which a library does in calls that cannot be cancelled, calls it and ends this process at once."""
     token = required_token(host)
     made: list[Service] = []
 
@@ -65,11 +79,24 @@ def serve_forever(
         made[0].on_ready = lambda: announce(f"{WHAT}: the model is loaded")
         return app, sock
 
+    def cut_off(number: int) -> None:
+        if not made or made[0].ready or made[0].failure is not None:
+            return
+        tell_of_signal(128 + number, lambda line: announce(f"{WHAT}: {line}"), "the model was loading")
+        with suppress(Exception):
+            give_back()
+        for process in psutil.Process().children(recursive=True):  # the engine's
+            with suppress(psutil.Error):
+                process.kill()
+        os._exit(128 + number)
+
     status = run_until_signal(
         assembled,
         lambda sock: announce(f"{WHAT}: {url_of(host, sock)}/v1 (model {name}; API at /docs); loading"),
         _manner(connections),
+        cut_off,
     )
+    tell_of_signal(status, lambda line: announce(f"{WHAT}: {line}"))
     if made and made[0].failure is not None:
         raise made[0].failure
     return status

@@ -6,9 +6,12 @@ answer for another than it is. Fields that are not named here have no effect.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from services.common.errors import UserError
 from services.common.http.faults import FaultForm
@@ -140,16 +143,36 @@ UNION_TAGS = {"str", "list[TextPart]"}
 """Parts that pydantic adds to a place, for the member of a union that was tried."""
 
 
-def parse_request(body: bytes) -> ChatRequest:
-    """A request from its body. Raises UserError (400), which names the first mistake and its field."""
-    with fitting(_first_mistake):
+SLIP = 0.81
+"""Least share of its letters in which a field is a slip of a known one. Other servers' fields that have no
+effect here (`top_k`, `min_tokens`) share less with ours."""
+
+
+def parse_request(body: bytes, served: str) -> ChatRequest:
+    """A request from its body. served: the name of the model. Raises UserError (400), which names the first
+    mistake and its field."""
+    with suppress(ValueError):  # what is no JSON is refused below
+        _refuse_slips(from_json(body))
+    with fitting(lambda mistakes: _first_mistake(mistakes, served)):
         return ChatRequest.model_validate_json(body)
 
 
-def _first_mistake(mistakes: ValidationError) -> UserError:
+def _refuse_slips(given: Any) -> None:
+    """Raises UserError for a field that is passed over, though it is a misspelt known one."""
+    known = ChatRequest.model_fields
+    for field in given if isinstance(given, dict) else ():
+        if field not in known and (near := get_close_matches(field, known, n=1, cutoff=SLIP)):
+            name = field[:60]
+            raise UserError(f"{name}: unknown field; did you mean {near[0]}?", status=400, field=name)
+
+
+def _first_mistake(mistakes: ValidationError, served: str) -> UserError:
     # Of a union's members the one that fits furthest says the most.
     first = max(mistakes.errors(), key=lambda error: len(error["loc"]))
     place = ".".join(str(part) for part in first["loc"] if part not in UNION_TAGS) or "body"
+    if first["type"] == "missing":
+        expected = f"; expected {served!r}, the one that is served" if place == "model" else ""
+        return UserError(f"{place}: is missing{expected}", status=400, field=place)
     given = str(first.get("input"))[:60]
     return UserError(f"{place}: {said(first['msg'])} (got {given!r})", status=400, field=place)
 

@@ -201,7 +201,7 @@ def create_app(
     async def chat(request: Request) -> Response:
         """Ask the agent the last user message. The answer is `content`; what was written before it
         `reasoning_content`, and each search with its documents a tool call in `searches`."""
-        asked = parse_request(await read_body(request, MAX_BODY_BYTES))
+        asked = parse_request(await read_body(request, MAX_BODY_BYTES), service.name)
         _check_name(service, asked.model)
         asked.question()  # before a place is taken
         service.check()

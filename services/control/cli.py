@@ -12,7 +12,9 @@ from services.common.counting import counted
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.loading.lazy import LazyModule
+from services.common.printing.completed import one_of
 from services.common.printing.console import Console
+from services.common.printing.help_pages import RUN
 from services.control import places
 from services.control.ended import recorded
 from services.control.places import Place
@@ -44,8 +46,7 @@ Run = Annotated[
     str | None,
     typer.Argument(
         metavar="RUN",
-        help="A run's folder, its name in runs/, latest, or an address. Default: the newest run in runs/ "
-        "that is running.",
+        help=f"{RUN}; or an address. Default: the newest run in runs/ that is running.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
@@ -100,12 +101,18 @@ def list_workers(run: Run = None, url: Url = None, as_json: AsJson = False) -> N
 
 @workers_app.command("scale")
 def scale(
-    n: Annotated[str, typer.Argument(metavar="N", help=f"Workers wanted: 1 to {MAX_WORKERS}, or all.")],
+    n: Annotated[
+        str,
+        typer.Argument(
+            metavar="N", autocompletion=one_of(["all"]), help=f"Workers wanted: 1 to {MAX_WORKERS}, or all."
+        ),
+    ],
     run: Run = None,
     ahead: Annotated[
         bool, typer.Option("--ahead", help="Also where there is no room for them yet: nodes will be added.")
     ] = False,
     url: Url = None,
+    as_json: AsJson = False,
 ) -> None:
     """Ask for another number of rollout workers, or `all`: as many as the cluster has room for. For no work
     at all, use `unspiral pause`."""
@@ -113,7 +120,7 @@ def scale(
         raise UserError(f"workers scale {n}: {PAUSE_INSTEAD}")
     if n != "all" and not (n.isascii() and n.isdigit() and int(n) <= MAX_WORKERS):
         raise UserError(f"workers scale {n}: expected a whole number from 1 to {MAX_WORKERS}, or all")
-    act(run or url, "/v1/workers/scale", {"n": n if n == "all" else int(n), "ahead": ahead})
+    act(run or url, "/v1/workers/scale", {"n": n if n == "all" else int(n), "ahead": ahead}, as_json=as_json)
 
 
 @workers_app.command("drain")
@@ -121,30 +128,32 @@ def drain(
     id: Annotated[str, typer.Argument(metavar="ID", help="The worker's id, as `workers list` shows it.")],
     run: Run = None,
     url: Url = None,
+    as_json: AsJson = False,
 ) -> None:
     """Let one worker finish what it runs, then end it; one fewer is wanted from now on. The last one stays:
     see `unspiral pause`."""
-    act(run or url, f"/v1/workers/{quote(id, safe='')}/drain")
+    act(run or url, f"/v1/workers/{quote(id, safe='')}/drain", as_json=as_json)
 
 
-def pause(run: Run = None, url: Url = None) -> None:
+def pause(run: Run = None, url: Url = None, as_json: AsJson = False) -> None:
     """Begin no further step; the step in hand ends."""
-    act(run or url, "/v1/pause")
+    act(run or url, "/v1/pause", as_json=as_json)
 
 
-def resume(run: Run = None, url: Url = None) -> None:
+def resume(run: Run = None, url: Url = None, as_json: AsJson = False) -> None:
     """Go on after a pause."""
-    act(run or url, "/v1/resume")
+    act(run or url, "/v1/resume", as_json=as_json)
 
 
-def act(given: str | None, path: str, body: Any = None) -> None:
+def act(given: str | None, path: str, body: Any = None, *, as_json: bool) -> None:
     """Have a run do something, and print what it does. Which run it is, is said where none was named."""
     place = places.place_of(given)
     if place.chosen:
         typer.echo(f"run: {place.chosen}", err=True)
     if place.run and place.url:
         _check_run(place, ask(RunStatus, "GET", place, STATUS))
-    typer.echo(ask(Done, "POST", place, path, body).text)
+    done = ask(Done, "POST", place, path, body)
+    typer.echo(done.model_dump_json(indent=1) if as_json else done.text)
 
 
 def _check_run(place: Place, status: RunStatus) -> None:

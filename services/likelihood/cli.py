@@ -14,9 +14,11 @@ import orjson
 import typer
 
 from services.common.counting import counted
-from services.common.errors import UserError
+from services.common.errors import UnspiralError, UserError
 from services.common.names import accepted
 from services.common.printing.commands import typed
+from services.common.printing.completed import one_of, typed_so_far
+from services.common.printing.help_pages import RUN
 from services.common.runs.ends import is_over
 from services.common.runs.paths import (
     LATEST,
@@ -51,17 +53,31 @@ NO_STEPS = "no step was recorded yet (a line of metrics.jsonl is written when a 
 
 Run = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help="The run whose store it is, or whatever else --store takes."),
+    typer.Argument(metavar="RUN", help=f"{RUN}: its store is taken. Or whatever else --store takes."),
 ]
 Store = Annotated[
     str | None,
     typer.Option(
         envvar=STORE_VARIABLE,
-        help="File, sqlite:PATH, redis://HOST:PORT/DB, a run's folder, its name in runs/, a folder of runs, "
-        f"or latest; give a password in the environment variable. Default: {STORE}.",
+        help="File, sqlite:PATH, redis://HOST:PORT/DB, what RUN takes, or a folder of runs; give a password "
+        f"in the environment variable. Default: {STORE}.",
     ),
 ]
-RunName = Annotated[str | None, typer.Option("--run", help="One run; all if left out.")]
+
+
+def _runs_of_store(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The runs of the store that is named so far, for a shell."""
+    try:
+        with _opened(_given("", typed_so_far(ctx, "place"), ctx.params.get("store"))) as opened:
+            return [info.run for info in opened.runs() if info.run.startswith(incomplete)]
+    except (UnspiralError, OSError):
+        return []
+
+
+RunName = Annotated[
+    str | None,
+    typer.Option("--run", autocompletion=_runs_of_store, help="One run; all if left out."),
+]
 Rules = Annotated[
     Path | None,
     typer.Option(
@@ -120,7 +136,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="RUN",
-            help="Runs: a folder, its metrics.jsonl, a checkpoint in it, or latest; several are overlaid.",
+            help=f"{RUN}. Several are overlaid.",
         ),
     ],
     out: Annotated[
@@ -129,6 +145,7 @@ def report(
     paper: Annotated[
         bool, typer.Option("--paper", help="Draw the figures of the LLDS paper; the file is paper.html.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON: the file, and its runs.")] = False,
 ) -> None:
     """Write one self-contained HTML page with the curves, phases and alarms of recorded runs."""
     found = [run_folder(run) for run in runs]
@@ -137,9 +154,11 @@ def report(
     if out is not None:
         refuse_no_file("--out", out)
         refuse_to_lose_records("--out", out, found)
-    typer.echo(write_report(found, out or first / name, paper=paper))
-    for run in found:
-        if not read_run(run).metrics:
+    file = write_report(found, out or first / name, paper=paper)
+    steps = {str(run): len(read_run(run).metrics) for run in found}
+    typer.echo(orjson.dumps({"report": str(file), "steps": steps}) if as_json else file)
+    for run, count in steps.items():
+        if not count:
             typer.echo(f"{run}: {NO_STEPS}, so its curves are empty", err=True)
 
 
@@ -203,8 +222,8 @@ def replay(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="A run's folder, its metrics.jsonl, a checkpoint in it, or latest; or another trainer's "
-            "metrics as JSONL, JSON (trainer_state.json), CSV, or TensorBoard's event files.",
+            help=f"{RUN}; or another trainer's metrics as JSONL, JSON "
+            "(trainer_state.json), CSV, or TensorBoard's event files.",
         ),
     ],
     rules: Rules = None,
@@ -212,6 +231,7 @@ def replay(
         str | None,
         typer.Option(
             "--map",
+            autocompletion=one_of(MAPS),
             help=f"Whose names the metrics have: {', '.join(MAPS)}, or a YAML file (our name: their name). A "
             "guess by the names if left out.",
         ),

@@ -6,11 +6,13 @@ import asyncio
 import json
 import socket
 import subprocess
+import sys
 import threading
 from itertools import pairwise
 
 import httpx
 import pytest
+from end_to_end import ENVIRONMENT
 
 from retriever_service.errors import RetrieverUnavailable
 from services.agent.agent import Agent
@@ -135,8 +137,15 @@ def served(service, still):
     return service[1]
 
 
+OMITTED = object()
+"""In place of a field's value."""
+
+
 def post(client, **fields):
-    return client.post("/v1/chat/completions", json=json.loads(CHAT) | fields)
+    body = json.loads(CHAT) | fields
+    return client.post(
+        "/v1/chat/completions", json={name: value for name, value in body.items() if value is not OMITTED}
+    )
 
 
 def test_a_completion_holds_the_answer_the_reasoning_and_each_search(served, still):
@@ -201,6 +210,11 @@ def test_a_stream_adds_up_to_the_completion(served):
         ({"top_p": 0.5}, 400, "top_p", "greater than or equal to 1"),
         ({"max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
         ({"temperature": "hot"}, 400, "temperature", "valid number"),
+        ({"model": OMITTED}, 400, "model", f"model: is missing; expected '{NAME}', the one that is served"),
+        ({"messages": OMITTED}, 400, "messages", "messages: is missing"),
+        ({"messages": OMITTED, "message": []}, 400, "message", "unknown field; did you mean messages?"),
+        ({"temprature": 1}, 400, "temprature", "unknown field; did you mean temperature?"),
+        ({"messages": [{"content": "x"}]}, 400, "messages.0.role", "messages.0.role: is missing"),
     ],
 )
 def test_a_mistake_is_an_error_object_of_openai_and_asks_nothing(served, still, fields, status, param, says):
@@ -210,6 +224,15 @@ def test_a_mistake_is_an_error_object_of_openai_and_asks_nothing(served, still, 
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param
     assert still.asked == []
+
+
+def test_fields_of_other_servers_are_passed_over(served):
+    others = {
+        "top_k": 20, "min_p": 0.1, "min_tokens": 1, "seed": 3, "user": "me", "store": False, "metadata": {},
+        "tool_choice": "none", "function_call": "none", "parallel_tool_calls": True, "service_tier": "auto",
+        "repetition_penalty": 1.0, "stop_token_ids": [], "best_of": 1, "echo": False, "prediction": None,
+    }  # fmt: skip
+    assert post(served, **others).status_code == 200
 
 
 def test_errors_of_the_gate_and_of_routes_are_error_objects_too(served):
@@ -307,6 +330,39 @@ def test_an_agent_that_does_not_load_is_told_to_whoever_starts_the_service():
     with pytest.raises(EnvironmentLacks, match="no GPU"):
         serve_in_thread(still, NAME)
     assert still.closed
+
+
+def test_a_signal_while_the_model_loads_ends_the_process_at_once_and_gives_back_what_is_held(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING, str(tmp_path / "given_back")],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 143, done.stderr
+    assert done.stdout.splitlines()[-1] == "agent: stopped by SIGTERM while the model was loading"
+    assert (tmp_path / "given_back").exists()
+
+
+LOADING = """
+import asyncio, os, pathlib, signal, sys, time
+from services.agent.launch import serve_forever
+from services.agent.server import ServiceLimits
+from tests.agent.agent_world import StillAgent
+
+def library():  # a call that cannot be cancelled, in a thread that Python's end waits for
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(3600)
+
+class Loading(StillAgent):
+    async def start(self):
+        await asyncio.to_thread(library)
+
+held = pathlib.Path(sys.argv[1])
+say = lambda line: print(line, flush=True)
+sys.exit(serve_forever(Loading(), "m", "127.0.0.1", 0, ServiceLimits(), 10, say, give_back=held.touch))
+"""
 
 
 # ---- stock clients and a real engine

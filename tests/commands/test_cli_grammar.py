@@ -13,6 +13,7 @@ from command_line import fresh_folder, run, runs  # noqa: F401
 from places import ROOT
 
 from services.common.names import accepted, nearest
+from services.common.printing.help_pages import CHECKPOINT, CORPUS, INDEX, RUN
 from trainer.commands.cli import COMMANDS as COMMANDS_OF_TREE
 from trainer.commands.cli import PANELS, app
 from trainer.commands.examples import EXAMPLES
@@ -69,6 +70,31 @@ def test_an_option_of_one_name_is_a_flag_everywhere_or_nowhere():
     assert {name: found for name, found in kinds.items() if len(found) > 1} == {}
 
 
+def test_run_checkpoint_index_and_corpus_are_explained_in_one_wording():
+    begins = {"RUN": RUN, "CHECKPOINT": CHECKPOINT, "INDEX": INDEX, "CORPUS": CORPUS}
+    begins |= {"--checkpoint": CHECKPOINT, "--resume": CHECKPOINT, "--index": INDEX, "--corpus": CORPUS}
+    found = set()
+    for path, command in COMMANDS.items():
+        for p in command.params:
+            argument = p.param_type_name == "argument"
+            for name in [(p.metavar or "").split(" ")[0]] if argument else p.opts:
+                short = (
+                    p.help.startswith(("The index, if not", "The corpus, if not"))
+                    or p.type_descriptor.is_choice
+                )
+                if name in begins and not short and (path, name) not in ROLES:
+                    assert p.help.startswith(begins[name]), (path, name, p.help)
+                    found.add(name)
+    assert found == {*begins}
+
+
+ROLES = {
+    (("index", "convert"), "--corpus"), (("index", "info"), "--corpus"), (("index", "search"), "--corpus"),
+    (("serve", "retriever"), "--corpus"),
+}  # fmt: skip
+"""What a corpus is for beside an index, which was made from it."""
+
+
 def test_there_is_no_example_of_a_command_that_is_none():
     assert set(EXAMPLES) == {" ".join(path) for path in COMMANDS}
 
@@ -85,7 +111,7 @@ def test_each_help_page_fits_80_columns_and_shows_every_option_and_the_example(r
     lines = out.splitlines()
     assert status == 0 and max(map(len, lines)) <= 80
     assert sum(line.strip().startswith("Example: unspiral ") for line in lines) == 1
-    assert "bool" not in out
+    assert "bool" not in out and not any(mark in out for mark in ("…", "<str>", "<path>", "list["))
     words = set(out.replace(",", " ").split())
     for parameter in COMMANDS[path].params:
         names = [*parameter.opts, (parameter.metavar or parameter.name).split()[0]]

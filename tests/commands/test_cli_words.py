@@ -75,7 +75,7 @@ def complete(run, monkeypatch, tmp_path):
     return ask
 
 
-RUNS = ["latest", "runs/demo-0", "runs/mine"]
+RUNS = ["latest", "demo-0", "mine"]
 RUN_FIRST = (
     "report",
     "status",

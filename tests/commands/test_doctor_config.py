@@ -90,7 +90,7 @@ def test_parts_that_are_there_are_loaded_and_held_out_questions_that_are_trained
         "doctors_parts:brief: a right answer earns 1, a wrong one earns 0, none earns 0"
     )
     assert line(lines, "rollout.template").endswith("doctors_parts:Own: loaded")
-    assert line(lines, "rollout.tools.calc").endswith("doctors_parts:calc: loaded")
+    assert line(lines, "rollout.tools.calc").endswith("doctors_parts:calc: '5' for 'who is 0?'")
     assert line(lines, "prompts").startswith("note")  # there is no model yet
     assert line(lines, "held-out questions").endswith("2 of 3 of data.eval stand in data.train too")
 

@@ -93,7 +93,7 @@ def test_a_run_or_file_in_the_folder_itself_comes_before_one_in_runs(run, runs, 
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (("ask",), "ask: no checkpoint is named; expected a checkpoint, a run or latest: Example: unspiral"),
+        (("ask",), "ask: no checkpoint is named; expected a checkpoint, a run or latest. Example: unspiral"),
         (
             ("ask", "who wrote Hamlet?"),
             "ask: who wrote Hamlet? names no checkpoint; expected a checkpoint, a",
@@ -119,7 +119,7 @@ def test_a_slip_is_answered_with_what_is_expected(run, seen, argv, says):
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["ask", "demo-"], []),
+        (["ask", "demo-"], ["demo-0", "demo-1"]),
         (["ask", "runs/demo-"], ["runs/demo-0", "runs/demo-1"]),
         (["serve", "agent", "lat"], ["latest"]),
         (["ask", "latest", "runs/demo-"], []),

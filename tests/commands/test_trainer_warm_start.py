@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -53,9 +54,9 @@ def byte_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
-def composed(questions, search, tokenizer, settings, template="search_r1"):
+def composed(questions, search, tokenizer, settings, template="search_r1", left_out=None):
     made = make_template(template, tokenizer, settings)
-    return compose(questions, search, made, TextEncoder(tokenizer), settings)
+    return compose(questions, search, made, TextEncoder(tokenizer), settings, left_out)
 
 
 class PlainTemplate:
@@ -163,6 +164,31 @@ def test_demonstrations_search_read_and_answer_and_unfound_answers_are_left_out(
     for t in demonstrations:
         kinds = [template.parse(template.decode(a.token_ids)).kind for a in t.actions]
         assert kinds == ["search"] * (len(kinds) - 1) + ["answer"]
+
+
+def test_questions_that_are_left_out_are_counted_by_reason():
+    left_out = Counter()
+
+    async def sometimes(query):
+        return [] if "comet" in query else await search(query)
+
+    questions = [
+        *QUESTIONS,
+        Question("q4", "what is a comet?", ("ice",), "nq"),
+        Question("q5", "who </search> painted the sunset?", ("Ada Finch",), "nq"),
+        Question("q6", "what is never told?", ("Lemuria",), "nq"),
+    ]
+    asyncio.run(composed(questions, sometimes, byte_tokenizer(), SETTINGS, left_out=left_out))
+    assert left_out == {
+        warm_start.NOT_READ: 2,
+        warm_start.YES_OR_NO: 1,
+        warm_start.NOTHING_FOUND: 1,
+        warm_start.TAGS: 1,
+    }
+    left_out.clear()
+    tight = SETTINGS.model_copy(update={"max_model_tokens": 700})
+    asyncio.run(composed(QUESTIONS[:1], search, byte_tokenizer(), tight, left_out=left_out))
+    assert left_out == {warm_start.NO_ROOM: 1}
 
 
 def test_demonstrations_hold_text_from_outside_as_plain_text_and_no_tags_that_would_act():
@@ -340,7 +366,7 @@ def test_the_command_teaches_the_tags_and_writes_a_model(tmp_path):
 def test_a_retriever_that_finds_nothing_is_said_in_one_line(tmp_path):
     write_world(tmp_path)
     (tmp_path / "corpus.jsonl").write_text(json.dumps({"id": "0", "contents": '"Herring"\nA fish.'}) + "\n")
-    with pytest.raises(UserError, match="finds no golden answer of any of 12 questions"):
+    with pytest.raises(UserError, match="no demonstration of any of 12 questions"):
         run_warm_start(
             config_of(byte_model(tmp_path / "model"), tmp_path),
             tmp_path / "out",

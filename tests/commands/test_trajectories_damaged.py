@@ -62,5 +62,5 @@ def test_a_file_of_another_name_is_no_step_and_can_be_shown(run, folder, name):
     status, _, err = run("trajectories", "show", "mine", "9")
     assert (status, err) == (
         2,
-        f"unspiral: 9: no such trajectories in runs/mine; there are steps 1 to 1, {name}\n",
+        f"unspiral: 9: no such trajectories in runs/mine; there are step 1, {name}\n",
     )

@@ -152,7 +152,7 @@ def test_a_result_closes_no_block_and_keeps_to_its_budget():
     ("tool", "error", "says"),
     [
         (lambda content, question: 1 / 0, UserError, "rollout.tools.x: on question q1: ZeroDivisionError"),
-        (lambda content, question: 5, UserError, "rollout.tools.x: returned int; expected a text"),
+        (lambda content, question: 5, UserError, "rollout.tools.x: returned a number; expected a text"),
     ],
 )
 def test_a_tool_that_fails_is_never_an_empty_observation(tool, error, says):

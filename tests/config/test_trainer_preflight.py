@@ -112,7 +112,7 @@ def test_every_placeholder_of_a_configuration_is_named_before_the_run_has_a_fold
     status, _, err = run("train", "--config", "mine.yaml", *given)
     assert status == 2 and err.startswith("unspiral: model.path models/mine: no such folder; accepted: ")
     status, _, err = run("eval", "--config", "mine.yaml", "--data", "none.jsonl")
-    assert (status, err) == (2, "unspiral: --data: none.jsonl: no such file or folder\n")
+    assert (status, err) == (2, "unspiral: --data none.jsonl: no such file or folder\n")
     assert [p.name for p in tmp_path.iterdir()] == ["mine.yaml"]
 
 

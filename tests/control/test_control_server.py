@@ -209,6 +209,8 @@ def test_the_commands_print_one_line_and_their_status(served, run, capsys, monke
     assert said("workers", "drain", "w7") == (2, "unspiral: no worker w7; there are w0.1\n")
     assert said("workers", "drain", "w0.1") == (0, "w0.1 drains\n")
     assert said("pause") == (0, "pauses\n") and said("resume") == (0, "goes on\n")
+    code, out = said("pause", "--json")
+    assert code == 0 and json.loads(out) == {"text": "pauses", "target": None}
     code, out = said("status")
     assert (
         code == 0

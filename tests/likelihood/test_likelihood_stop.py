@@ -45,7 +45,8 @@ def test_the_store_is_closed_and_the_status_names_the_signal(tmp_path, number):
             out, _ = server.communicate(timeout=60)
         finally:
             server.kill()
-    assert (out, server.returncode) == ("closed\n", 128 + number)
+    told = f"likelihood service: stopped by {signal.Signals(number).name}\n"
+    assert (out, server.returncode) == (f"closed\n{told}", 128 + number)
 
 
 def answer_of(connection: socket.socket) -> bytes:

@@ -105,7 +105,7 @@ def test_gzip_a_byte_order_mark_and_a_missing_last_newline(tmp_path):
 
 BAD = [
     ('{"question": "who?"', "expected a JSON object"),
-    ("[1]", "expected a JSON object, got list"),
+    ("[1]", "expected a JSON object, got a list"),
     (
         {"question": "who?"},
         "reward_model.ground_truth): a list of texts; it has none, its columns are question",
@@ -121,7 +121,7 @@ BAD = [
     ({"question": "who?", "golden_answers": "['Rome', 'Roma]"}, "a list written as text that can't be read"),
     ({"question": " ", "golden_answers": ["x"]}, "expected `question`: a text"),
     ({"golden_answers": ["x"]}, "expected `question`: a text"),
-    ({**GOOD, "data_source": 3}, "expected `data_source`: a text, got int"),
+    ({**GOOD, "data_source": 3}, "expected `data_source`: a text, got a number"),
     ({**GOOD, "prompt": [{"role": "system", "content": "be brief"}]}, "expected `prompt`: one user turn"),
     (
         {**GOOD, "prompt": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]},

@@ -118,11 +118,11 @@ def test_small_pieces_and_a_small_memory_budget_give_the_same_index(tmp_path, mo
     ("line", "reason"),
     [
         ("{not json", "not JSON"),
-        ('["a"]', "list instead of an object"),
+        ('["a"]', "a list instead of an object"),
         ('{"contents": "x"}', 'no "id"'),
         ('{"id": null, "contents": "x"}', "`id` is empty"),
         ('{"id": "7"}', 'no "contents"'),
-        ('{"id": "7", "contents": 3}', "expected `contents`: a string, got int"),
+        ('{"id": "7", "contents": 3}', "expected `contents`: a string, got a number"),
         ('{"id": "7", "text": ""}', "`text` is empty; expected {"),
         ('{"id": "7", "question": "q", "answer": "a"}', "`question` makes it a question, and no passage"),
         ('{"id": "7", "contents": "\\ud800"}', "not JSON"),

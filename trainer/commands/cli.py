@@ -17,13 +17,12 @@ import typer
 from services.common.errors import explains
 from services.common.loading.extras import not_imported
 from services.common.loading.lazy import LazyModule
-from services.common.printing.messages import said
-from trainer.commands.examples import example_of
 from trainer.commands.lazy import Entry, lazy_app
 from trainer.commands.version import version_lines
 from trainer.session.output import complain
 
 slips = LazyModule("trainer.commands.slips")  # it needs the configuration, which takes time
+usage = LazyModule("trainer.commands.usage")
 PANELS: dict[str, dict[str, Entry]] = {
     "First steps": {
         "doctor": Entry("Check this machine, and say what to do.", "trainer.commands.checks.doctor:doctor"),
@@ -157,20 +156,12 @@ def main(argv: list[str] | None = None) -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _for_example(error: Exception) -> str:
-    """The end of a line about an argument or option that is missing."""
-    if type(error).__name__ != "MissingParameter" or (context := getattr(error, "ctx", None)) is None:
-        return ""
-    example = example_of(context.command_path.partition(" ")[2])
-    return f" {example}" if example else ""
-
-
 def line_of(error: Exception) -> tuple[str, int] | None:
     """The line that explains an error, and the exit status; None for a fault of ours."""
     if type(error).__name__ == "NoSuchOption":
         return slips.unknown_option(error), 2
     if hasattr(error, "format_message"):  # Typer: bad usage
-        return said(error.format_message()) + _for_example(error), getattr(error, "exit_code", 2)
+        return usage.usage_line(error), getattr(error, "exit_code", 2)
     if explains(error):
         return str(error), getattr(error, "exit_code", 1)
     if isinstance(error, ModuleNotFoundError):

@@ -1,18 +1,37 @@
-"""Words that a shell completes: keys of the configuration, runs and checkpoints."""
+"""Words that a shell completes: keys of the configuration, runs, their steps and checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
-from services.common.runs.paths import LATEST, RUNS, is_run
+from services.common.errors import UserError
+from services.common.loading.lazy import LazyModule
+from services.common.printing.completed import kept_in, literals, typed_so_far
+from services.common.runs.paths import BEST, CHECKPOINTS, LATEST, RUNS, in_runs, is_run
+from trainer.algorithm_names import PolicyLossKind
+from trainer.config.held_out_scores import SCORES
 from trainer.config.schema import Config, leaf_keys, paths_of, section_of
 from trainer.rewards import KINDS
 
+if TYPE_CHECKING:
+    from trainer.commands.look import stored
+else:  # the stores take time, which a page of help need not wait for
+    stored = LazyModule("trainer.commands.look.stored")
+
 TEMPLATES = ("search_r1", "hermes", "llama3", "lab")
 """Of `rollout.template`, beside an import path."""
+NAMED: dict[str, Collection[str]] = {
+    "reward.kind": KINDS,
+    "rollout.template": TEMPLATES,
+    "algorithm.loss": get_args(PolicyLossKind),
+    "trainer.best_by": SCORES,
+}
+"""The words of keys that take other text too, such as an import path."""
+models = kept_in("trainer.data.models:KNOWN")
+"""Names of models, beside folders."""
 
 
 def changes(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -44,23 +63,11 @@ def _is_no_change(word: str) -> bool:
 
 def values(key: str) -> list[str]:
     """The words that a key accepts, as far as they can be listed."""
-    named = {"reward.kind": KINDS, "rollout.template": TEMPLATES}
-    if key in named:
-        return list(named[key])
-    return list(dict.fromkeys(_words(annotation_of(key)))) if key in leaf_keys() else []
-
-
-def _words(annotation: Any) -> Iterator[str]:
-    """Those of literals, flags and of what may be left out, in any union."""
-    if annotation is bool:
-        yield from ("true", "false")
-    elif annotation is type(None):
-        yield "null"
-    elif get_origin(annotation) is Literal:
-        yield from map(str, get_args(annotation))
-    else:
-        for part in get_args(annotation):
-            yield from _words(part)
+    if key == "model.path":
+        return models("")
+    if key in NAMED:
+        return list(NAMED[key])
+    return list(dict.fromkeys(literals(annotation_of(key)))) if key in leaf_keys() else []
 
 
 def annotation_of(key: str) -> Any:
@@ -78,14 +85,44 @@ def _annotation(model: Any, key: str) -> Any:
 
 
 def runs(incomplete: str) -> list[str]:
-    """latest, and the runs in runs/."""
-    found = sorted(str(run) for run in RUNS.iterdir() if is_run(run)) if RUNS.is_dir() else []
-    return [word for word in (LATEST, *found) if word.startswith(incomplete)]
+    """latest, and the runs in runs/: by name, and by path where that was begun."""
+    return [word for word in (LATEST, *_runs(incomplete)) if word.startswith(incomplete)]
+
+
+def _runs(incomplete: str) -> Iterator[str]:
+    """Names where they alone are enough; paths where one was begun, or where another folder has the name."""
+    for run in sorted(RUNS.iterdir()) if RUNS.is_dir() else ():
+        if is_run(run):
+            by_path = incomplete and f"{RUNS}/".startswith(incomplete[: len(str(RUNS)) + 1])
+            yield str(run) if by_path or in_runs(run.name) != run else run.name
+
+
+def steps(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Numbers of the steps, and names of the evaluations, whose trajectories the named run has."""
+    return [name for name in _steps(ctx) if name.startswith(incomplete)]
+
+
+def step_numbers(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The numbers alone."""
+    return [name for name in steps(ctx, incomplete) if name.isdecimal()]
+
+
+def _steps(ctx: typer.Context) -> list[str]:
+    try:
+        there = stored.Run(typed_so_far(ctx, "run") or LATEST).sources()
+    except (UserError, OSError):
+        return []
+    return [str(int(name.removeprefix(stored.STEP))) if stored.is_step(name) else name for name in there]
 
 
 def keys(incomplete: str) -> list[str]:
     """Sections and keys, for `config explain`."""
     return [key for key in paths_of(Config) if key.startswith(incomplete)]
+
+
+def leaves(incomplete: str) -> list[str]:
+    """Keys that hold a value."""
+    return [key for key in leaf_keys() if key.startswith(incomplete)]
 
 
 def checkpoints(incomplete: str) -> list[str]:
@@ -94,9 +131,10 @@ def checkpoints(incomplete: str) -> list[str]:
 
 
 def _checkpoints(incomplete: str) -> Iterator[str]:
-    yield from (LATEST, "best")
-    for run in sorted(RUNS.iterdir()) if RUNS.is_dir() else ():
-        if is_run(run):
-            yield str(run)
-            if incomplete.startswith(str(run)):
-                yield from (str(one) for one in sorted((run / "checkpoints").glob("*")))
+    yield from (LATEST, BEST)
+    for run in _runs(incomplete):
+        yield run
+        if incomplete.startswith(run):
+            yield from (
+                f"{run}/{CHECKPOINTS}/{one.name}" for one in sorted((in_runs(run) / CHECKPOINTS).glob("*"))
+            )

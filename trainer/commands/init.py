@@ -18,6 +18,8 @@ from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.user_code import is_import_path
 from services.common.printing.commands import typed
+from services.common.printing.completed import kept_in
+from services.common.printing.help_pages import CORPUS, INDEX
 from services.common.users_files import refuse_to_lose, refuse_to_replace
 from trainer.config.schema import load_config
 from trainer.data.checks.overlap import twins
@@ -144,7 +146,13 @@ def _quoted(path: str) -> str:
 
 
 def init(
-    model: Annotated[str, typer.Option(help="Folder of the model, or a name of `unspiral model list`.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            autocompletion=kept_in("trainer.data.models:KNOWN"),
+            help="Folder of the model, or a name of `unspiral model list`.",
+        ),
+    ],
     data: Annotated[str, typer.Option(help="Questions to train on.")],
     gpus: Annotated[int, typer.Option(min=0, help="GPUs of the machine; 0 is a CPU.")] = 0,
     held_out: Annotated[
@@ -152,11 +160,11 @@ def init(
     ] = None,
     corpus: Annotated[
         str | None,
-        typer.Option(help="Corpus to search, which the run indexes. It, --index or --url is required."),
+        typer.Option(help=f"{CORPUS}, which the run indexes. It, --index or --url is required."),
     ] = None,
     index: Annotated[
         str | None,
-        typer.Option(help="Index to search, made by `unspiral index build`."),
+        typer.Option(help=f"{INDEX}, to search."),
     ] = None,
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="Address of a running retriever, in place of these.")

@@ -14,11 +14,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from services.common.loading.lazy import LazyModule
-from services.common.printing.help_pages import flags_without_type, in_house_style
+from services.common.printing.help_pages import in_house_style, shown_in_house_style
 from trainer.commands.examples import example_of, give_examples
 
 HELP = {"help_option_names": ["--help", "-h"]}
 RUN = "RUN"
+STORE = "--store"
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,35 @@ class Entry:
             give_examples(found, f"{path} ")
             group = typer.main.get_group(found)
             group.name = path
-            return _with_runs(in_house_style(group))
+            return _told_of(_with_runs(in_house_style(group)))
         single = typer.Typer(add_completion=False)
         single.command(path.rpartition(" ")[2], epilog=example_of(path))(found)
-        return _with_runs(in_house_style(typer.main.get_command(single)))
+        return _told_of(_with_runs(in_house_style(typer.main.get_command(single))))
+
+
+def _told_of(command: Any) -> Any:
+    """The command, and all below it: a mistake that Typer's parser finds knows its command."""
+    parse = command.parse_args
+
+    def parse_args(ctx: Any, args: list[str]) -> list[str]:
+        try:
+            found: list[str] = parse(ctx, args)
+            return found
+        except Exception as error:
+            if getattr(error, "ctx", ctx) is None:
+                error.ctx = ctx  # type: ignore[attr-defined]
+            raise
+
+    command.parse_args = parse_args
+    for below in getattr(command, "commands", {}).values():
+        _told_of(below)
+    return command
 
 
 def _with_runs(command: Any) -> Any:
-    """The command, and all below it: a RUN is completed by a shell."""
+    """The command, and all below it: a RUN, and a store, which a run names, are completed by a shell."""
     for parameter in command.params:
-        if parameter.metavar == RUN and parameter._custom_shell_complete is None:
+        if (parameter.metavar == RUN or STORE in parameter.opts) and parameter._custom_shell_complete is None:
             parameter._custom_shell_complete = completed_runs
     for below in getattr(command, "commands", {}).values():
         _with_runs(below)
@@ -95,10 +115,6 @@ class LazyGroup(TyperGroup):
 
     commands: LazyCommands  # type: ignore[assignment]  # a mapping to which Typer adds nothing
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """With `--help`."""
-        return flags_without_type(super().get_params(ctx))
-
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 
@@ -128,6 +144,7 @@ def lazy_app(
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)
             self.commands = lazy
+            shown_in_house_style(self)
 
     return typer.Typer(
         cls=Group, no_args_is_help=True, add_completion=completion, help=help, context_settings=HELP

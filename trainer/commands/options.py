@@ -23,8 +23,8 @@ Overrides = Annotated[
         help="Changes to the configuration, such as learner.lr=1e-5 run.name=mine.",
     ),
 ]
-NAMED = "A checkpoint, a run (its folder, or its name in runs/: its newest checkpoint)"
-"""The beginning of the help of what names a checkpoint."""
+OF_ANY_RUN = "latest or best: of the run in runs/ that was written to last"
+"""Behind CHECKPOINT, in a command that knows no run."""
 
 
 def names_run(word: str) -> bool:

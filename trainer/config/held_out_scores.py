@@ -11,7 +11,8 @@ from services.common.names import accepted
 MACRO = "em_macro"
 """The mean of the data sources' exact match, each counting the same."""
 _OF_SOURCE = "em/"
-_WHOLE = ("em", "f1", "right", MACRO)
+SCORES = ("em", "f1", "right", MACRO)
+"""Those of all questions; `em/SOURCE` is that of one data source."""
 
 
 def source_in(by: str) -> str | None:
@@ -21,8 +22,8 @@ def source_in(by: str) -> str | None:
 
 def _checked(by: str) -> str:
     """The same; raises ValueError where it names no score."""
-    if by not in _WHOLE and source_in(by) is None:
-        raise ValueError(f"{by}: {accepted(by, (*_WHOLE, f'{_OF_SOURCE}SOURCE'))}")
+    if by not in SCORES and source_in(by) is None:
+        raise ValueError(f"{by}: {accepted(by, (*SCORES, f'{_OF_SOURCE}SOURCE'))}")
     return by
 
 

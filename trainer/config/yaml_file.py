@@ -7,6 +7,7 @@ from typing import Any
 
 from services.common.errors import UserError
 from services.common.names import nearest
+from services.common.printing.kinds import kind_of
 from services.common.users_files import parse_yaml
 
 
@@ -14,13 +15,17 @@ def read_sections(path: Path) -> dict[str, Any]:
     """The sections of a YAML file. Raises UserError."""
     try:
         raw = parse_yaml(path.read_text(encoding="utf-8"))
+    except IsADirectoryError as e:
+        own = path / "config.yaml"
+        hint = f"; {own} is one" if own.is_file() else ""
+        raise UserError(f"{path}: is a folder; expected a YAML file{hint}") from e
     except (OSError, UnicodeDecodeError) as e:
         why = e.strerror if isinstance(e, OSError) else e
         raise UserError(f"{path}: cannot be read ({why}){_near_file(path)}") from e
     except ValueError as e:
         raise UserError(f"{path}{_place_and_problem(e)}") from e
     if not isinstance(raw, dict):
-        raise UserError(f"{path}: expected sections (run, model, data, ...), got {type(raw).__name__}")
+        raise UserError(f"{path}: expected sections (run, model, data, ...), got {kind_of(raw)}")
     return raw
 
 

@@ -20,8 +20,10 @@ from services.common import hub
 from services.common.counting import counted, left_out
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
+from services.common.printing.completed import kept_in
 from services.common.printing.console import Console
 from services.common.printing.harmless import harmless
+from services.common.printing.help_pages import INDEX
 from services.common.progress import progress_on
 from services.common.users_files import one_out, refuse_to_replace
 from services.contracts import Question
@@ -84,7 +86,7 @@ def validate_command(
     ] = None,
     index: Annotated[
         str | None,
-        typer.Option(help="Index folder: count the questions whose answer stands in its best passages."),
+        typer.Option(help=f"{INDEX}: count the questions whose answer stands in its best passages."),
     ] = None,
     topk: Annotated[int, typer.Option(min=1, help="With --index: best passages that are looked at.")] = 3,
     config: Annotated[
@@ -431,7 +433,12 @@ def _say_left_out(count: int, reasons: Sequence[str], one: str = "row") -> None:
 
 
 @model_app.command("fetch")
-def fetch_command(name: Annotated[str, typer.Argument(help="A name of `model list`.")]) -> None:
+def fetch_command(
+    name: Annotated[
+        str,
+        typer.Argument(autocompletion=kept_in("trainer.data.models:KNOWN"), help="A name of `model list`."),
+    ],
+) -> None:
     """Convert a known model to a Hugging Face folder in the cache, if it is not there yet, and print its
     path. A paper's checkpoint is downloaded from the hub."""
     typer.echo(fetch(name, say=lambda text: typer.echo(text, err=True)))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import UserError
+from services.common.printing.kinds import kind_of
 from services.common.records import field_of, read_records
 from services.common.records.columns import (
     CONTENTS,
@@ -152,7 +153,7 @@ def question_of(
     given = field_of(row, SOURCE)
     source_from, source = given if given is not None else ("", default_source)
     if not isinstance(source, str):
-        raise UserError(f"expected `{source_from}`: a text, got {type(source).__name__}")
+        raise UserError(f"expected `{source_from}`: a text, got {kind_of(source)}")
     kept = None if user is None or user.strip() == text or _is_for_others(user) else user
     question = Question(
         _id(row, number, source), text, golden, source, kept, system if kept is not None else None
@@ -217,7 +218,7 @@ def _ground_truth(own: str, value: Any) -> tuple[str, Any]:
     """The `ground_truth` of a reward column, which is a dict or the JSON text of one."""
     value = _unpacked(value)
     if not isinstance(value, dict):
-        raise UserError(f"expected `{own}`: an object with ground_truth, got {type(value).__name__}")
+        raise UserError(f"expected `{own}`: an object with ground_truth, got {kind_of(value)}")
     found = field_of(value, ["ground_truth", "target", "answer"])
     return (f"{own}.{found[0]}", found[1]) if found is not None else (own, None)
 
@@ -239,7 +240,7 @@ def _texts(value: Any, column: str) -> list[str]:
         return [text for one in value for text in _texts(one, column)]
     if isinstance(value, dict):
         return _texts_of_dict(value, column)
-    raise UserError(f"expected `{column}`: a list of texts, got {type(value).__name__}")
+    raise UserError(f"expected `{column}`: a list of texts, got {kind_of(value)}")
 
 
 def _number(value: int | float | Decimal, column: str) -> str:
@@ -328,7 +329,7 @@ def _text(row: Mapping[str, Any], user: str | None, names: str) -> tuple[str, st
         if found is not None and isinstance(found[1], str):
             return own + found[0], found[1].strip()
         if found is not None and not own:
-            raise UserError(f"expected `{found[0]}`: a text, got {type(found[1]).__name__}")
+            raise UserError(f"expected `{found[0]}`: a text, got {kind_of(found[1])}")
     if user is not None:
         return "prompt", user.rpartition("Question:")[2].strip() or user.strip()
     raise UserError(

@@ -12,9 +12,11 @@ import typer
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
+from services.common.printing.completed import one_of
 from services.common.printing.harmless import in_one_line
 from trainer.suite.compare import compare
 from trainer.suite.finished import load, load_result
+from trainer.suite.rows import METRICS
 from trainer.suite.sets import TITLES, in_order
 from trainer.suite.shown.page import page
 from trainer.suite.shown.tables import COLUMNS, HEADS, as_printed, latex_together, rows_of, together
@@ -35,7 +37,11 @@ def compare_command(
         ),
     ],
     metric: Annotated[
-        str, typer.Option(help="Score to compare: em, f1, subem, em_strict or em_search_r1.")
+        str,
+        typer.Option(
+            autocompletion=one_of(METRICS),
+            help="Score to compare: em, f1, subem, em_strict or em_search_r1.",
+        ),
     ] = "em",
     flips: Annotated[
         int, typer.Option(min=0, help="Questions of each set to print whose score differs.")

@@ -217,8 +217,13 @@ def _order(split: str) -> tuple[str, ...]:
         return PREFERRED
     spelled = next((words for words in _SPELLED.values() if split in words), None)
     if spelled is None:
-        raise UserError(f"--split {split}: {accepted(split, (AUTO, *_SPELLED))}")
+        raise UserError(f"--split {split}: {accepted(split, splits())}")
     return (*spelled, "")
+
+
+def splits() -> tuple[str, ...]:
+    """The names that `--split` takes; the other words of a split are taken too."""
+    return (AUTO, *_SPELLED)
 
 
 def numbered(ids: Iterable[str]) -> list[str]:

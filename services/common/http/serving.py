@@ -4,11 +4,12 @@ ends it."""
 from __future__ import annotations
 
 import errno
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -168,13 +169,25 @@ def exit_status(received: list[int]) -> int:
     return 128 + received[-1] if received else 0
 
 
+def tell_of_signal(status: int, say: Callable[[str], None], meanwhile: str = "") -> None:
+    """Say which signal has ended a service, where the exit status is one's. meanwhile: what it cut off."""
+    if status <= 128:
+        return
+    # Whoever read the lines may be gone, for which Rich's console ends the process with 1.
+    with suppress(OSError, SystemExit):
+        say(f"stopped by {signal.Signals(status - 128).name}" + (f" while {meanwhile}" if meanwhile else ""))
+
+
 def run_until_signal(
-    assembled: Assembled, announce: Callable[[socket.socket], None], manner: Manner | None = None
+    assembled: Assembled,
+    announce: Callable[[socket.socket], None],
+    manner: Manner | None = None,
+    on_signal: Callable[[int], None] = lambda number: None,
 ) -> int:
     """Assemble a service, announce its socket, and run it in the foreground until SIGINT or SIGTERM.
 
-    `app.state.end` is set to a function that ends it from within. Returns the exit status (130, 143,
-    otherwise 0).
+    `app.state.end` is set to a function that ends it from within. on_signal: called with each signal before
+    the server hears of it. Returns the exit status (130, 143, otherwise 0).
     """
     servers: list[uvicorn.Server] = []
 
@@ -182,10 +195,12 @@ def run_until_signal(
         for server in servers:
             server.should_exit = True
 
+    def stop(number: int) -> None:
+        on_signal(number)
+        signals.stop_servers(servers, number)
+
     with ExitStack() as parts:
-        received = parts.enter_context(
-            signals.remembered(lambda number: signals.stop_servers(servers, number))
-        )
+        received = parts.enter_context(signals.remembered(stop))
         app, sock = assembled(parts)
         app.state.end = end
         announce(sock)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from services.common.errors import UserError
+from services.common.printing.kinds import kind_of
 from services.common.records.files import (
     DAMAGED,
     Layout,
@@ -127,7 +128,7 @@ def _json_lines(file: Path, lines: Iterable[bytes]) -> Iterator[Record]:
 def _object(file: Path, unit: str, number: int, fields: Any) -> Record:
     if isinstance(fields, dict):
         return Record(file, unit, number, fields)
-    return Record(file, unit, number, None, f"expected a JSON object, got {type(fields).__name__}")
+    return Record(file, unit, number, None, f"expected a JSON object, got {kind_of(fields)}")
 
 
 def _json(file: Path, text: TextIO) -> Iterator[Record]:

@@ -8,14 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from services.common.files import hints, json_lines
-from services.common.names import nearest
+from services.common.names import NEAR, nearest
 from services.common.users_files import refuse_to_lose
 
 LATEST = "latest"
 RUNS = Path("runs")
 """Where `latest` looks for runs: the default of `run.dir`."""
-LIKE = 0.6
-"""Least share of two names that agrees, by difflib, where one is like the other."""
 CHECKPOINTS = "checkpoints"
 BEST = "best"
 """Name of the link to the checkpoint of the best held-out score, also on the command line."""
@@ -107,7 +105,7 @@ def no_run_in(folder: Path) -> str:
 def runs_like(path: Path) -> list[Path]:
     """Runs beside the path with a name like its own, the nearest first; three at most."""
     beside = [f for f in path.parent.iterdir() if f != path and is_run(f)] if path.parent.is_dir() else []
-    names = difflib.get_close_matches(path.name, [f.name for f in beside], n=3, cutoff=LIKE)
+    names = difflib.get_close_matches(path.name, [f.name for f in beside], n=3, cutoff=NEAR)
     return [path.parent / name for name in names]
 
 

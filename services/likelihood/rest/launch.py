@@ -13,7 +13,15 @@ from pydantic import Field
 
 from services.common.counting import counted
 from services.common.http.auth import required_token
-from services.common.http.serving import Manner, RunningServer, bind, run_in_thread, run_until_signal, url_of
+from services.common.http.serving import (
+    Manner,
+    RunningServer,
+    bind,
+    run_in_thread,
+    run_until_signal,
+    tell_of_signal,
+    url_of,
+)
 from services.common.redaction import address_without_secrets
 from services.likelihood.exports.mirrors import (
     Mirror,
@@ -76,11 +84,13 @@ def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = pri
     runs = len(stores_in(Path(settings.store)))
     of_runs = f", a folder of {counted(runs, 'run')}" if runs else ""
     about = f"store {without_password(settings.store)}{of_runs}; page at /, API at /docs"
-    return run_until_signal(
+    status = run_until_signal(
         lambda parts: _assembled(settings, parts),
         lambda sock: announce(f"{WHAT}: {url_of(settings.host, sock)} ({about})"),
         MANNER,
     )
+    tell_of_signal(status, lambda line: announce(f"{WHAT}: {line}"))
+    return status
 
 
 def _assembled(settings: ServeSettings, parts: ExitStack) -> tuple[FastAPI, socket.socket]:

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 from services.common.deadlines import within
 from services.common.errors import UserError
 from services.common.loading.user_code import Call, calling, check_takes, load
+from services.common.printing.kinds import kind_of
 from services.contracts import Question
 
 _THREADS = ThreadPoolExecutor(64, "tools")
@@ -96,7 +97,7 @@ class Toolbox:
             with calling(where, passes=(TimeoutError,)):
                 result = await self._ask(name, content)
         if not isinstance(result, str):
-            raise UserError(f"rollout.tools.{name}: returned {type(result).__name__}; expected a text")
+            raise UserError(f"rollout.tools.{name}: returned {kind_of(result)}; expected a text")
         return result
 
     async def _ask(self, name: str, content: str) -> object:

@@ -9,9 +9,10 @@ import typer
 
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
+from services.common.printing.help_pages import CHECKPOINT, INDEX
 from trainer.commands import completion
 from trainer.commands.examples import example_of
-from trainer.commands.options import NAMED, names_run
+from trainer.commands.options import OF_ANY_RUN, names_run
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models (lab:0)
@@ -27,15 +28,14 @@ Checkpoint = Annotated[
     str | None,
     typer.Option(
         autocompletion=completion.checkpoints,
-        help=f"{NAMED}, a model's folder, latest or best: of the run in runs/ that was written to last. "
-        "May stand alone, as the first word.",
+        help=f"{CHECKPOINT}, a model's folder, {OF_ANY_RUN}. May stand alone, as the first word.",
     ),
 ]
 Retriever = Annotated[
     str | None,
     typer.Option(
         metavar="URL|INDEX",
-        help="Address of a retriever, or an index folder to start one on. Default: the run's own.",
+        help=f"Address of a retriever. {INDEX}: to start one on. Default: the run's own.",
     ),
 ]
 Set = Annotated[
@@ -43,6 +43,7 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
+        autocompletion=completion.changes,
         help="The same as KEY=VALUE at the end. Repeatable.",
     ),
 ]
@@ -61,7 +62,7 @@ def checkpoint_and_words(command: str, option: str | None, words: list[str]) -> 
     if option is not None:
         return option, words
     at = next((n for n, word in enumerate(words) if not is_change(word)), None)
-    expected = f"expected a checkpoint, a run or latest: {example_of(command)}"
+    expected = f"expected a checkpoint, a run or latest. {example_of(command)}"
     if at is None:
         raise UserError(f"{command}: no checkpoint is named; {expected}")
     rest = [*words[:at], *words[at + 1 :]]
@@ -94,9 +95,9 @@ def ask(
         typer.Argument(
             metavar="CHECKPOINT QUESTION KEY=VALUE",
             autocompletion=completion.checkpoint_and_changes,
-            help="What --checkpoint takes, where that is not given. The question; without it those that are "
-            "typed, or each line of a pipe. Then changes to the run's settings, such as "
-            "rollout.engine=transformers.",
+            help=f"{CHECKPOINT}, a model's folder, latest or best, where --checkpoint is not given. The "
+            "question; without it those that are typed, or each line of a pipe. Then changes to the "
+            "run's settings, such as rollout.engine=transformers.",
         ),
     ] = None,
     checkpoint: Checkpoint = None,
@@ -134,8 +135,8 @@ def serve_agent(
         typer.Argument(
             metavar="CHECKPOINT KEY=VALUE",
             autocompletion=completion.checkpoint_and_changes,
-            help="What --checkpoint takes, where that is not given. Then changes to the run's settings, such "
-            "as rollout.topk=5.",
+            help=f"{CHECKPOINT}, a model's folder, latest or best, where --checkpoint is not given. Then "
+            "changes to the run's settings, such as rollout.topk=5.",
         ),
     ] = None,
     checkpoint: Checkpoint = None,

@@ -9,6 +9,7 @@ from services.agent.agent import Agent
 from services.agent.launch import serve_forever
 from services.agent.server import ServiceLimits
 from services.common.http.auth import required_token
+from services.common.processes import signals
 from trainer.commands.agent.source import agent_spec
 
 
@@ -30,8 +31,17 @@ def run_serve_agent(
     raise."""
     required_token(host)  # a mistake is said before gigabytes are copied
     with ExitStack() as parts:
-        spec = agent_spec(checkpoint, retriever, overrides, seed, parts, say)
+        with signals.raised():
+            spec = agent_spec(checkpoint, retriever, overrides, seed, parts, say)
         limits = ServiceLimits(running, waiting, spec.settings.trajectory_timeout_seconds)
         return serve_forever(
-            Agent(spec), name or spec.name, host, port, limits, connections, say, spec.curves
+            Agent(spec),
+            name or spec.name,
+            host,
+            port,
+            limits,
+            connections,
+            say,
+            spec.curves,
+            give_back=parts.close,
         )

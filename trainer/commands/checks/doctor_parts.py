@@ -15,7 +15,8 @@ from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.loading.user_code import is_import_path
 from services.contracts import Question
-from trainer.commands.checks.doctor_reward import check_reward
+from trainer.commands.checks.doctor_calls import check_call
+from trainer.commands.checks.doctor_reward import check_reward, first_question
 from trainer.commands.checks.findings import Finding, tried
 from trainer.config.schema import Config
 from trainer.data import models
@@ -40,6 +41,7 @@ PROMPTS = 100
 def check_parts(config: Config) -> Iterator[Finding]:
     """One line per part, then one for the prompts that the template makes with the model's tokenizer."""
     bad = False
+    question = first_question(config)
     for part in parts_of(config):
         loaded = tried(part.key, part.value, part.load)
         if isinstance(loaded, Finding):
@@ -47,6 +49,8 @@ def check_parts(config: Config) -> Iterator[Finding]:
             yield loaded
         elif part.key == "reward.kind" and is_import_path(part.value):
             yield check_reward(config, cast("Reward", loaded))
+        elif trial := check_call(part.key, part.value, loaded, config, question):
+            yield trial
         else:
             yield Finding(part.key, "good", f"{part.value}: loaded")
     if not bad:

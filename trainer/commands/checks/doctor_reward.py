@@ -29,7 +29,7 @@ LOOKED_AT = 100
 def check_reward(config: Config, reward: Reward) -> Finding:
     """What the function gives each of them, or its own error."""
     kind = config.reward.kind
-    trajectories = made(_question(config), config.rollout.reading)
+    trajectories = made(first_question(config), config.rollout.reading)
     with closing(RewardCalls(reward, kind, SECONDS, key=None)) as calls:
         earned = tried("reward.kind", kind, lambda: asyncio.run(calls.of(trajectories)))
     if isinstance(earned, Finding):
@@ -66,7 +66,7 @@ def _trajectory(name: str, question: Question, reading: Reading, action: Action)
     return Trajectory(f"doctor-{name}", "doctor", question, [0], [action], finish, reading=reading)
 
 
-def _question(config: Config) -> Question:
+def first_question(config: Config) -> Question:
     """The first question of the run, where it is here and can be read."""
     train = config.data.train
     if not Path(train).exists():

@@ -9,24 +9,37 @@ import typer
 
 from services.common.counting import counted
 from services.common.loading.lazy import LazyModule
+from services.common.printing.help_pages import RUN
 
 if TYPE_CHECKING:
+    from trainer.commands import completion
     from trainer.commands.look import listing, trajectories
     from trainer.commands.look import trace as tracing
 else:  # pydantic and the stores take time, which a page of help need not wait for
+    completion = LazyModule("trainer.commands.completion")
     listing = LazyModule("trainer.commands.look.listing")
     tracing = LazyModule("trainer.commands.look.trace")
     trajectories = LazyModule("trainer.commands.look.trajectories")
 
-Run = Annotated[
-    str, typer.Argument(help="A run's folder, its name in runs/, a file or checkpoint in it, or latest.")
-]
+Run = Annotated[str, typer.Argument(metavar="RUN", help=f"{RUN}.")]
+
+
+def completed_steps(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Of `completion`, which is imported when a shell asks."""
+    return completion.steps(ctx, incomplete)
+
+
+def completed_step_numbers(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Those without the evaluations."""
+    return completion.step_numbers(ctx, incomplete)
 
 
 Which = Annotated[
     str | None,
     typer.Argument(
-        metavar="STEP", help="A step, or an evaluation such as eval_after_greedy. Default: the newest step."
+        metavar="STEP",
+        autocompletion=completed_steps,
+        help="A step, or an evaluation such as eval_after_greedy. Default: the newest step.",
     ),
 ]
 Limit = Annotated[int, typer.Option(min=1, help="Most that are shown.")]
@@ -68,7 +81,10 @@ def find_trajectories(
     text: Annotated[
         str | None, typer.Argument(help="A text in the question, the answers or what was written.")
     ] = None,
-    step: Annotated[str | None, typer.Option(help="One step or evaluation. Default: all.")] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(autocompletion=completed_steps, help="One step or evaluation. Default: all."),
+    ] = None,
     right: Annotated[
         bool | None,
         typer.Option(
@@ -97,19 +113,29 @@ def find_trajectories(
 @trajectories_app.command("diff")
 def diff_trajectories(
     run: Run,
-    before: Annotated[str, typer.Argument(help="A step, or an evaluation such as eval_before_greedy.")],
-    after: Annotated[str, typer.Argument(help="Another one with the same prompts.")],
+    before: Annotated[
+        str,
+        typer.Argument(
+            autocompletion=completed_steps, help="A step, or an evaluation such as eval_before_greedy."
+        ),
+    ],
+    after: Annotated[
+        str, typer.Argument(autocompletion=completed_steps, help="Another one with the same prompts.")
+    ],
     question: Annotated[str | None, typer.Option(help="Prompts that hold this text alone.")] = None,
     limit: Limit = 3,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a prompt: its trajectories on both sides.")
+    ] = False,
 ) -> None:
     """Show how the trajectories of the same prompts differ between two steps or evaluations. The prompts
     whose reward changed most come first."""
-    trajectories.run_diff(run, before, after, question=question, limit=limit)
+    trajectories.run_diff(run, before, after, question=question, limit=limit, as_json=as_json)
 
 
 def trace(
     run: Run,
-    step: Annotated[int, typer.Argument(min=1, help="The step.")],
+    step: Annotated[int, typer.Argument(min=1, autocompletion=completed_step_numbers, help="The step.")],
     out: Annotated[
         Path | None,
         typer.Option(help="The file. Default: traces/step_STEP.json in the run's folder."),

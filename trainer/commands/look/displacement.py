@@ -13,10 +13,11 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.lazy import LazyModule
+from services.common.printing.help_pages import CHECKPOINT
 from services.likelihood.exports.fixed_prompts import FOLDER, said_of_similarity
 from trainer.commands import completion
 from trainer.commands.agent.source import agent_spec, named
-from trainer.commands.options import AsJson
+from trainer.commands.options import OF_ANY_RUN, AsJson
 from trainer.commands.terminal import for_people
 from trainer.data.named_columns import questions_in
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
@@ -30,7 +31,11 @@ else:  # it needs torch and an engine
 
 def displacement(
     checkpoint: Annotated[
-        str, typer.Argument(help="A checkpoint, a run's folder (its newest checkpoint), or latest.")
+        str,
+        typer.Argument(
+            autocompletion=completion.checkpoints,
+            help=f"{CHECKPOINT}, {OF_ANY_RUN}.",
+        ),
     ],
     overrides: Annotated[
         list[str] | None,
@@ -46,7 +51,7 @@ def displacement(
         str | None, typer.Option(help="Question file. Default: data.train of the configuration.")
     ] = None,
     retriever: Annotated[
-        str | None, typer.Option(help="Address or index folder of a retriever. Default: the run's.")
+        str | None, typer.Option(metavar="URL|INDEX", help="As for `ask`. Default: the run's own.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="JSON file. Default: displacement/step_N.json in the run's folder.")

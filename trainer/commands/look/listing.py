@@ -46,6 +46,10 @@ def runs_in(folder: Path) -> list[Listed]:
     Raises UserError where there is none."""
     if not folder.exists():
         folder = newest_run() if str(folder) == LATEST else in_runs(folder)
+    if folder.is_file():
+        raise UserError(
+            f"{folder}: is a file; expected a folder of runs, or a run: its folder, name, or latest"
+        )
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; runs go to run.dir/run.name, by default runs/NAME")
     found = [folder] if is_run(folder) else [f for f in folder.iterdir() if f.is_dir() and is_run(f)]

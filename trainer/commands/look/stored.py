@@ -125,12 +125,9 @@ class Run:
         name = f"{STEP}{int(given):06d}" if given.isdecimal() else given
         if name in there:
             return name
-        shown = f"steps {_number(steps[0])} to {_number(steps[-1])}" if steps else "no step"
-        others = ", ".join(n for n in there if n not in steps)
         near = nearest(name, there)
         raise UserError(
-            f"{given}: no such trajectories in {self.folder}; there are {shown}"
-            + (f", {others}" if others else "")
+            f"{given}: no such trajectories in {self.folder}; {_there(there)}"
             + (f"; did you mean {near}?" if near and not given.isdecimal() else "")
         )
 
@@ -177,6 +174,19 @@ def is_step(source: str) -> bool:
     """Whether a file is a step's; any other is an evaluation's, or somebody else's."""
     number = source.removeprefix(STEP)
     return source.startswith(STEP) and number.isascii() and number.isdecimal()
+
+
+def _there(sources: list[str]) -> str:
+    """What a run has, the steps as a range."""
+    steps = [_number(name) for name in sources if is_step(name)]
+    named = [name for name in sources if not is_step(name)]
+    if len(steps) > 1:
+        named.insert(0, f"steps {steps[0]} to {steps[-1]}")
+    elif steps:
+        named.insert(0, f"step {steps[0]}")
+    verb = "are" if len(named) > 1 or len(steps) > 1 else "is"
+    none_of_steps = "" if steps else "; those of a step are written when it ends"
+    return f"there {verb} {', '.join(named) or 'none'}{none_of_steps}"
 
 
 def _number(source: str) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 import sys
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from rich.text import Text
 
@@ -153,7 +155,7 @@ class _Matches(Iterator[Match]):
                     yield Match(t)
 
 
-def run_diff(given: str, before: str, after: str, *, question: str | None, limit: int) -> None:
+def run_diff(given: str, before: str, after: str, *, question: str | None, limit: int, as_json: bool) -> None:
     """Print how the answers to the same prompts differ between two steps, or evaluations: the prompts whose
     mean reward changed most, or one of them."""
     run = Run(given)
@@ -170,6 +172,10 @@ def run_diff(given: str, before: str, after: str, *, question: str | None, limit
         return _mean(sides[1][q]) - _mean(sides[0][q])
 
     common.sort(key=lambda q: -abs(changed(q)))
+    if as_json:
+        for q in common[:limit]:
+            print(json.dumps(_both_sides(run, q, names, (sides[0][q], sides[1][q])), ensure_ascii=False))
+        return
     out = console()
     for q in common[:limit]:
         out.print(Text(harmless(f"question: {q}"), "bold"), soft_wrap=True)
@@ -182,6 +188,17 @@ def run_diff(given: str, before: str, after: str, *, question: str | None, limit
         out.print(word_diff(_whole(a), _whole(b)), soft_wrap=True)
         out.print()
     _say_more(out, len(common), limit)
+
+
+def _both_sides(
+    run: Run, question: str, names: tuple[str, str], sides: tuple[list[StoredTrajectory], ...]
+) -> dict[str, Any]:
+    """A prompt of `trajectories diff --json`, its trajectories as they are stored."""
+    told: dict[str, Any] = {"question": question, "change": _mean(sides[1]) - _mean(sides[0])}
+    for side, name, found in zip(("before", "after"), names, sides, strict=True):
+        lines = [json.loads(t.line) for t in found]
+        told[side] = {"source": name, "right": sum(map(run.is_right, found)), "trajectories": lines}
+    return told
 
 
 def _by_question(run: Run, source: str) -> dict[str, list[StoredTrajectory]]:

@@ -16,11 +16,13 @@ from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.lazy import LazyModule
 from services.common.printing.commands import typed
+from services.common.printing.completed import kept_in
 from services.common.printing.console import Console
+from services.common.printing.help_pages import CHECKPOINT, RUN
 from services.common.processes import signals
 from services.common.users_files import make_folder, one_out, refuse_to_lose
 from trainer.commands import completion
-from trainer.commands.options import NAMED, AsJson, ConfigFile, Overrides, refuse_run
+from trainer.commands.options import OF_ANY_RUN, AsJson, ConfigFile, Overrides, refuse_run
 from trainer.commands.terminal import ending, for_people
 from trainer.commands.version import code_versions
 from trainer.commands.work.in_words import (
@@ -70,13 +72,17 @@ def train(
         str | None,
         typer.Option(
             autocompletion=completion.checkpoints,
-            help=f"Go on with the run: {NAMED[0].lower()}{NAMED[1:]}, or latest or best: of the run of "
+            help=f"{CHECKPOINT}, to go on with; latest or best: of the run of "
             "--config, run.dir/run.name, which with latest begins at step 1 where there is none yet.",
         ),
     ] = None,
     allow_changed: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="With --resume: go on though this key has changed. Repeatable."),
+        typer.Option(
+            metavar="KEY",
+            autocompletion=completion.leaves,
+            help="With --resume: go on though this key has changed. Repeatable.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -132,7 +138,8 @@ def warm_start(
     trajectories: Annotated[
         str | None,
         typer.Option(
-            metavar="RUN", help="Right trajectories of a run instead of composed ones: rejection sampling."
+            metavar="RUN",
+            help=f"{RUN}: learn from its right trajectories instead of composed ones (rejection sampling).",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -168,7 +175,8 @@ def evaluate(
         str | None,
         typer.Option(
             autocompletion=completion.checkpoints,
-            help=f"{NAMED}, latest or best: of the run of --config, run.dir/run.name. Default: model.path.",
+            help=f"{CHECKPOINT}, latest or best: of the run of --config, run.dir/run.name. "
+            "Default: model.path.",
         ),
     ] = None,
     data: Annotated[
@@ -191,13 +199,24 @@ def evaluate(
     ] = None,
     suite: Annotated[
         str | None,
-        typer.Option(help="search7: the papers' seven sets, with averages, intervals and kept answers."),
+        typer.Option(
+            autocompletion=kept_in("trainer.suite.sets:SUITES"),
+            help="search7: the papers' seven sets, with averages, intervals and kept answers.",
+        ),
     ] = None,
     method: Annotated[
-        str, typer.Option(help="With --suite: agent, direct, cot, rag or search-o1.")
+        str,
+        typer.Option(
+            autocompletion=kept_in("trainer.suite.methods:METHODS"),
+            help="With --suite: agent, direct, cot, rag or search-o1.",
+        ),
     ] = "agent",
     split: Annotated[
-        str, typer.Option(help="With --suite: test, dev or train. Default: test, dev where there is none.")
+        str,
+        typer.Option(
+            autocompletion=kept_in("trainer.suite.sets:splits"),
+            help="With --suite: test, dev or train. Default: test, dev where there is none.",
+        ),
     ] = "auto",
     limit_per_source: Annotated[
         int | None, typer.Option(min=1, help="With --suite: N questions of each set, drawn by seed.")
@@ -234,7 +253,7 @@ def evaluate(
     asked = str(data) if data else settings.data.eval
     if asked is not None and not models.is_there(asked):
         looked = "" if data else where_looked(config, [asked])
-        raise UserError(f"{'--data' if data else 'data.eval'}: {asked}: no such file or folder{looked}")
+        raise UserError(f"{'--data' if data else 'data.eval:'} {asked}: no such file or folder{looked}")
     run_eval = evaluating.run_eval
     read = {"--config": config, "--data" if data else "data.eval": asked}
     if out:
@@ -316,6 +335,7 @@ def demo(
 ) -> None:
     """Run the whole system on this machine: a tiny model learns to search a made-up encyclopaedia."""
     console = Console()
+    make_folder(folder, f"--dir {folder}")
     with non_blocking(console):
         if collapse:
             every = list(range(seed, seed + seeds))
@@ -331,14 +351,16 @@ def export(
         str,
         typer.Argument(
             autocompletion=completion.checkpoints,
-            help=f"{NAMED}, latest or best: of the run in runs/ that was written to last.",
+            help=f"{CHECKPOINT}, {OF_ANY_RUN}.",
         ),
     ],
     folder: Annotated[Path | None, typer.Argument(metavar="OUT", help="Folder to make.")] = None,
     out: Annotated[Path | None, typer.Option(help="The same as OUT.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON: the checkpoint, and the folder.")] = False,
 ) -> None:
     """Write a checkpoint as a plain Hugging Face folder."""
     out = one_out("export", folder, out)
     found = find(checkpoint, say=lambda line: typer.echo(line, err=True))
     export_checkpoint(found, out)
-    typer.echo(f"{found} written to {out}")
+    made = {"checkpoint": str(found), "out": str(out)}
+    typer.echo(json.dumps(made) if as_json else f"{found} written to {out}")

@@ -17,6 +17,7 @@ import asyncio
 import math
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -59,6 +60,14 @@ from trainer.session.run_services import retriever_address
 from trainer.session.waits import told
 
 Search = Callable[[str], Awaitable[list[Hit]]]
+NOTHING_FOUND = "the search returns no passage"
+NOT_READ = (
+    "no golden answer stands in the passages that are found, as far as rollout.max_obs_tokens shows them"
+)
+YES_OR_NO = "the answer is yes or no, which no passage shows"
+NO_ROOM = "longer than rollout.max_response_tokens or max_model_tokens"
+TAGS = "question, title or answer holds tags that would be read as the model's own"
+UNREADABLE = ("", "yes", "no")
 SEARCHES_AT_ONCE = 32
 TELL_SECONDS = 10.0
 """Steps that end so long after the last line get one of their own."""
@@ -66,9 +75,9 @@ TELL_SECONDS = 10.0
 
 async def demonstration(
     question: Question, search: Search, template: Template, encoder: TextEncoder, settings: RolloutSettings
-) -> Trajectory | None:
-    """A trajectory that searches, reads and answers; None where the retriever finds no golden answer, there
-    is no room, or a question or title holds tags that would be read as the model's own."""
+) -> Trajectory | str:
+    """A trajectory that searches, reads and answers; otherwise why there is none: one of NOTHING_FOUND,
+    NOT_READ, YES_OR_NO, NO_ROOM and TAGS."""
     prompt = prompt_of(question, template, settings)
     segments: list[Action | Observation] = []
     used = len(prompt)
@@ -85,7 +94,7 @@ async def demonstration(
     for _ in range(min(2, settings.max_turns)):
         action = act("search", thought, query)
         if action is None:
-            return None
+            return TAGS
         hits = await search(query)
         action.query = query
         action.document_ids = [hit.id for hit in hits]
@@ -98,7 +107,7 @@ async def demonstration(
             number, title, answer = found
             final = act("answer", f"Doc {number}, {title}, tells it.", answer)
             if final is None:
-                return None
+                return TAGS
             whole = Trajectory(
                 f"demo-{question.id}",
                 question.id,
@@ -109,13 +118,13 @@ async def demonstration(
                 reading=reading_of(template),
             )
             too_long = any(len(a.token_ids) > settings.max_response_tokens for a in whole.actions)
-            return None if too_long or used + len(final.token_ids) > settings.max_model_tokens else whole
+            return NO_ROOM if too_long or used + len(final.token_ids) > settings.max_model_tokens else whole
         if not hits:
-            return None
+            return NOTHING_FOUND
         title = _title(hits[0])
         thought = f"The documents do not say it. I try again with {title}."
         query = f"{title} {query}"
-    return None
+    return YES_OR_NO if all(normalize(a) in UNREADABLE for a in question.golden_answers) else NOT_READ
 
 
 def written(template: Template, kind: str, thought: str, content: str) -> Sequence[str]:
@@ -137,7 +146,7 @@ def _found(question: Question, hits: list[Hit], shown: str) -> tuple[int, str, s
         text = f" {normalize(hit.contents)} "
         for answer in question.golden_answers:
             wanted = normalize(answer)
-            if wanted not in ("", "yes", "no") and f" {wanted} " in text and f" {wanted} " in seen:
+            if wanted not in UNREADABLE and f" {wanted} " in text and f" {wanted} " in seen:
                 return number, _title(hit), answer.strip()
     return None
 
@@ -148,9 +157,11 @@ async def compose(
     template: Template,
     encoder: TextEncoder,
     settings: RolloutSettings,
+    left_out: Counter[str] | None = None,
 ) -> list[Trajectory]:
     """Demonstrations of the questions whose answer can be found, in their order. encoder: of the template's
-    tokenizer. Raises UserError where the template does not read the tags of demonstrations."""
+    tokenizer. left_out: counts the other questions by reason. Raises UserError where the template does not
+    read the tags of demonstrations."""
     for kind in ("search", "answer"):
         if template.parse("".join(written(template, kind, "y", "x"))) != ParsedAction(kind, "x"):
             raise UserError(
@@ -160,11 +171,14 @@ async def compose(
             )
     gate = asyncio.Semaphore(SEARCHES_AT_ONCE)
 
-    async def one(question: Question) -> Trajectory | None:
+    async def one(question: Question) -> Trajectory | str:
         async with gate:
             return await demonstration(question, search, template, encoder, settings)
 
-    return [t for t in await asyncio.gather(*map(one, questions)) if t is not None]
+    made = await asyncio.gather(*map(one, questions))
+    if left_out is not None:
+        left_out.update(reason for reason in made if isinstance(reason, str))
+    return [t for t in made if isinstance(t, Trajectory)]
 
 
 def supervised(config: Config, lr: float, batches: int) -> Config:
@@ -281,12 +295,15 @@ def run_warm_start(
         async def search(query: str) -> list[Hit]:
             return (await client.retrieve([query], config.rollout.topk))[0]
 
-        found = await compose(chosen, search, template, encoder, config.rollout)
+        left_out: Counter[str] = Counter()
+        found = await compose(chosen, search, template, encoder, config.rollout, left_out)
+        reasons = "; ".join(f"{count:,}: {reason}" for reason, count in left_out.most_common())
         if not found:
             raise UserError(
-                f"data.train: the retriever finds no golden answer of any of {len(chosen)} questions"
+                f"data.train: no demonstration of any of {counted(len(chosen), 'question')} ({reasons})"
             )
-        say(f"{counted(len(found), 'demonstration')} of {counted(len(chosen), 'question')}")
+        of = f"{counted(len(found), 'demonstration')} of {counted(len(chosen), 'question')}"
+        say(f"{of}; left out {reasons}" if reasons else of)
         return found
 
     async def run() -> dict[str, float]:

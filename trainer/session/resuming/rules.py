@@ -8,7 +8,6 @@ cursor, once they are loaded.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import UserError
+from services.common.names import nearest
 from services.common.users_files import load_object
 from trainer.config.schema import Config, default_of, without_secrets
 from trainer.learner.checkpoint import fault
@@ -60,9 +60,9 @@ def check_allowed(keys: Iterable[str]) -> frozenset[str]:
     change."""
     for key in keys:
         if key not in RULES:
-            near = difflib.get_close_matches(key, RULES, n=1, cutoff=0.5)
+            near = nearest(key, RULES)
             accepted = ", ".join(k for k, group in RULES.items() if group.change == "on request")
-            hint = f"did you mean {near[0]}?" if near else f"accepted: {accepted}"
+            hint = f"did you mean {near}?" if near else f"accepted: {accepted}"
             raise UserError(f"--allow-changed {key}: no such key; {hint}")
         if RULES[key].change == "refused":
             raise UserError(

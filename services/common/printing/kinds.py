@@ -1,0 +1,22 @@
+"""What kind of value stands in a file or a request, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_KINDS = {
+    str: "text",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    tuple: "a list",
+    dict: "an object",
+    type(None): "nothing",
+}
+
+
+def kind_of(value: Any) -> str:
+    """`text`, `a number`, `a list`, ...: behind `got`, in a line for people who need not know Python's
+    names."""
+    return _KINDS.get(type(value), type(value).__name__)

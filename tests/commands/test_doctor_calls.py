@@ -1,0 +1,170 @@
+"""`doctor` calls a retriever, tools and metrics of the user's own once: another form than a run takes is
+found before anything starts."""
+
+import time
+
+import pytest
+
+from retriever_service.search.users_index import EXPECTED, UsersIndex
+from services.common.errors import UserError
+from services.contracts import Question
+from trainer.commands.checks import doctor_calls
+from trainer.commands.checks.doctor_parts import check_parts
+from trainer.config.schema import parse_config
+
+QUESTION = Question("q", "In which country is Rome?", ("Italy",), "own")
+
+
+def pairs(query, topk):
+    return [("Rome\nA town of Italy.", 1.5), ["Arl\nA river.", 1]][:topk]
+
+
+def lazy_pairs(query, topk):
+    yield "Rome\nA town.", 0.5
+
+
+def texts(query, topk):
+    return ["Rome", "Arl"]
+
+
+def dicts(query, topk):
+    return [{"text": "Rome", "score": 1.0}]
+
+
+def swapped(query, topk):
+    return [(1.0, "Rome")]
+
+
+def nothing(query, topk):
+    return None
+
+
+def one_text(query, topk):
+    return "Rome"
+
+
+def fails(query, topk):
+    raise ConnectionError("no server")
+
+
+def slow(query, topk):
+    time.sleep(60)
+
+
+def searched(function):
+    found = doctor_calls.check_search("retriever.index", "mine:search", function, QUESTION, 3)
+    return found.level, found.seen, found.advice
+
+
+def test_a_search_that_returns_passages_with_scores_is_counted():
+    assert searched(pairs) == ("good", "mine:search: 2 passages of 'In which country is Rome?'", "")
+    assert searched(lazy_pairs)[:2] == ("good", "mine:search: 1 passage of 'In which country is Rome?'")
+
+
+@pytest.mark.parametrize(
+    ("function", "got"),
+    [
+        (texts, "its passage 0 is text"),
+        (dicts, "its passage 0 is an object"),
+        (swapped, "its passage 0 is a list of a number, text"),
+        (nothing, "it returned nothing"),
+        (one_text, "it returned text"),
+    ],
+)
+def test_a_search_of_another_form_is_told_which_one_is_expected(function, got):
+    told = f"retriever.index=mine:search: expected {EXPECTED}; {got}"
+    assert searched(function) == ("bad", "mine:search", told)
+    with pytest.raises(UserError) as refused:  # and so is one that is to be served
+        UsersIndex(f"{__name__}:{function.__name__}", None)
+    assert str(refused.value) == f"--index {__name__}:{function.__name__}: expected {EXPECTED}; {got}"
+
+
+def test_a_search_that_fails_when_it_is_opened_may_be_early():
+    index = UsersIndex(f"{__name__}:fails", None)
+    with pytest.raises(UserError, match="ConnectionError: no server"):
+        index.search(["Rome?"], 3)
+
+
+def test_a_search_that_fails_or_lasts_is_told(monkeypatch):
+    level, _, advice = searched(fails)
+    assert (
+        level == "bad" and "ConnectionError: no server (" in advice and "test_doctor_calls.py, line" in advice
+    )
+    monkeypatch.setattr(doctor_calls, "SECONDS", 0.05)
+    level, _, advice = searched(slow)
+    assert (level, advice) == ("bad", "retriever.index=mine:search: no result of one call within 0.05 s")
+
+
+def echo(content, question):
+    return f"you wrote {content}"
+
+
+def number(content, question):
+    return 5
+
+
+def picky(content, question):
+    return str(int(content))
+
+
+class Counting:
+    def __init__(self, question):
+        self.calls = 0
+
+    def __call__(self, content):
+        self.calls += 1
+        return f"call {self.calls}"
+
+
+@pytest.mark.parametrize(
+    ("tool", "level", "says"),
+    [
+        (echo, "good", "mine:tool: 'you wrote In which country is Rome?' for 'In which country is Rome?'"),
+        (Counting, "good", "mine:tool: 'call 1' for 'In which country is Rome?'"),
+        (number, "bad", "rollout.tools.t: returned a number; expected a text"),
+        (picky, "note", "a policy writes anything, and a tool that raises ends the run; return a text"),
+    ],
+)
+def test_a_tool_is_called_with_a_text_that_it_does_not_expect(tool, level, says):
+    found = doctor_calls.check_tool("rollout.tools.t", "mine:tool", tool, QUESTION)
+    assert found.level == level and says in f"{found.seen} {found.advice}"
+
+
+def counts(trajectories, rewards):
+    return {"my/count": len(trajectories), "my/right": sum(rewards)}
+
+
+def listed(trajectories, rewards):
+    return [1.0]
+
+
+def worded(trajectories, rewards):
+    return {"my/word": "many"}
+
+
+@pytest.mark.parametrize(
+    ("function", "level", "says"),
+    [
+        (counts, "good", "mine:metric: my/count, my/right"),
+        (listed, "bad", "expected numbers by name, such as {'my/queries': 1.0}"),
+        (worded, "bad", "my/word: left out: expected a number, got 'many'; expected numbers by name"),
+    ],
+)
+def test_metrics_are_made_of_trajectories(function, level, says):
+    config = parse_config(RAW)
+    found = doctor_calls.check_metrics("trainer.metrics", "mine:metric", function, config, QUESTION)
+    assert found.level == level and says in f"{found.seen} {found.advice}"
+
+
+RAW = {"model": {"path": "nowhere"}, "data": {"train": "nowhere.jsonl"}, "retriever": {"corpus": "c.jsonl"}}
+
+
+def test_the_parts_of_a_configuration_are_called():
+    own = {
+        "retriever": {"index": f"{__name__}:texts"},
+        "rollout": {"tools": {"t": f"{__name__}:number"}},
+        "trainer": {"metrics": [f"{__name__}:counts"]},
+    }
+    levels = {found.what: found.level for found in check_parts(parse_config(RAW | own))}
+    assert levels["retriever.index"] == levels["rollout.tools.t"] == "bad"
+    assert levels["trainer.metrics"] == "good"
