@@ -221,7 +221,7 @@ def add(
     corpus: Corpus = None,
     skip_bad: SkipBad = False,
 ) -> None:
-    """Add passages to an index of packed postings, which `unspiral index build --postings packed` makes. An
+    """Add passages to an index that was built with `--postings packed`, by the columns of that build. An
     interrupted addition goes on where it was."""
     name, given = in_order("index add", [place, corpus_place], index=index, corpus=corpus)
     folder = Path(name)
@@ -244,8 +244,8 @@ def delete(
     ] = None,
     ids: Annotated[Path | None, typer.Option(help="File of ids, one a line.")] = None,
 ) -> None:
-    """Delete passages from an index of packed postings, which `unspiral index build --postings packed` makes:
-    all that are named, or none if one is not there."""
+    """Delete passages from an index that was built with `--postings packed`: all that are named, or none if
+    one is not there."""
     folder = Path(one_index("index delete", place, index))
     wanted = [*(identity or []), *(changing.read_ids(ids) if ids else [])]
     if not wanted:
@@ -255,8 +255,7 @@ def delete(
 
 @index_app.command("merge")
 def merge(place: IndexPlace = None, index: IndexOption = None) -> None:
-    """Make one index of all that was built and added, less what was deleted, with packed postings as for
-    `index add`. Interrupted, it goes on."""
+    """Make one index of all that was built and added, less what was deleted. Interrupted, it goes on."""
     folder = Path(one_index("index merge", place, index))
     with progress_on(_err) as tell:
         _report(folder, merging.merge_index(folder, progress=tell), left_out=False)

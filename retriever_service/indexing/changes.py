@@ -75,7 +75,12 @@ def add_to_index(
                 f"index {index}: holds {MOST_SEGMENTS} additions; `unspiral index merge {index}` makes one "
                 "index of them"
             )
-        if are_numbered(corpus, CorpusKeys(**info.settings.get("columns", {}))):
+        columns = CorpusKeys(**info.settings.get("columns", {}))
+        try:
+            columns.check(corpus)
+        except UserError as error:
+            raise UserError(f"{error}; an addition needs the columns that the index was built with") from None
+        if are_numbered(corpus, columns):
             raise UserError(
                 f"{corpus}: its rows have no ids, and their numbers from 0 on are no ids of new passages; "
                 "`unspiral data passages` writes a corpus with ids"

@@ -51,18 +51,23 @@ def test_an_index_that_takes_no_additions_names_the_command_that_makes_it_one(ru
         ("add", "i", "nowhere.csv"),
         ("add", "i", "ids.csv"),
         ("add", "i", "my corpus.csv"),
+        ("add", "i", "usual.csv"),
         ("delete", "i", "--id", "17"),
     ],
 )
 def test_what_is_refused_leaves_nothing_beside_the_index(run, corpora, change):
     (corpora / "ids.csv").write_text("Story,Place\nno ids,here\n")
+    (corpora / "usual.csv").write_text("id,text\n8,Dirk kept it.\n")
     assert run("index", "build", "more.csv", "--out", "i", "--postings", "packed", *KEYS)[0] == 0
     before = sorted(path.name for path in corpora.iterdir())
-    assert run("index", *change)[0] == 2
+    status, _, err = run("index", *change)
+    assert status == 2
+    if "usual.csv" in change:
+        assert "usual.csv: has no column 'Story', the text key; its columns are id, text; an addition" in err
     assert sorted(path.name for path in corpora.iterdir()) == before
 
 
 def test_the_help_says_how_such_an_index_is_made(run):
     for command in ("add", "delete"):
         said = " ".join(run("index", command, "--help")[1].split())
-        assert "index build --postings packed" in said, said
+        assert "an index that was built with `--postings packed`" in said.replace("│ ", ""), said

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -32,6 +32,7 @@ from services.settings import (
 )
 from trainer.config.algorithm import AlgorithmSettings
 from trainer.config.aliases import meant_by
+from trainer.config.data_settings import DataSettings
 from trainer.config.expected import expected
 from trainer.config.held_out_scores import BestBy
 from trainer.config.learner import LearnerSettings
@@ -55,27 +56,6 @@ class ModelSettings(Settings):
     path: str
     """Folder in Hugging Face form (config.json, safetensors, tokenizer), a name on the hub (ORG/NAME), or one
     that `unspiral model list` knows."""
-
-
-class DataSettings(Settings):
-    """Question files or folders, of any layout in docs/data.md, or data sets on the hub
-    (hf:ORG/NAME/FILE)."""
-
-    train: str
-    """Questions to train on."""
-    eval: str | None = None
-    """Held-out questions."""
-    skip_bad: bool = False
-    """Leave out malformed rows, counted, instead of stopping at the first."""
-    question_key: str | None = None
-    """Column of the question, if it has a name of its own; counts in each file that has the column."""
-    answer_key: str | None = None
-    """Column of the answers likewise; `metadata.answer` is a key in a column."""
-    shuffle: bool = True
-    """Shuffle the training questions anew for each pass, seeded."""
-    weights: dict[str, Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]] = Field({})
-    """How often a pass takes each question of a data source: `{nq: 2, hotpotqa: 0.5}` takes those of nq
-    twice, and half of those of hotpotqa, others in each pass. Sources that are not named count 1."""
 
 
 class EvalSettings(Settings):

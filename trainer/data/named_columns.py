@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from trainer.config.schema import DataSettings
+from trainer.config.data_settings import DataSettings
 from trainer.data import models
 from trainer.data.columns import Keys
 from trainer.data.questions import NO_KEYS, Questions, load_questions
