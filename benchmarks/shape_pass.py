@@ -11,7 +11,8 @@ export.
 questions; between them it ends and is resumed. The reward is a number from the tokens, since a random model
 answers nothing. It prints the seconds of each part, and how far sampler and learner are apart in each step;
 the second is sampled with synced weights. OUT/model holds the weights. The disk must hold two
-checkpoints beside the weights: 96 GiB at 3B. `--at-once` leaves the resume out, and needs room for one.
+checkpoints beside the weights: 96 GiB at 3B. `--at-once` leaves the resume out, and needs room for one. The
+same command again, with the same OUT, goes on after the last part that ended.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import argparse
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from services.common.files import hints, write_json
 from services.contracts import Trajectory
 
 QWEN = {"model_type": "qwen2", "rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 32768}
@@ -70,6 +73,11 @@ QUARTER = 4
 REDUCED_LAYERS = 2
 PADDED_TO = 64
 """The reduced vocabulary is a multiple of this: rows that no token has, as the true ones have."""
+
+
+NOTES_FILE = "passed.json"
+UNFINISHED = {"train": ("shape",), "export": ("export",)}
+"""What a part that was cut leaves behind and does not take up again; a resume goes on by itself."""
 
 
 def reduced(shape: dict[str, Any], tokens: int) -> dict[str, Any]:
@@ -142,8 +150,8 @@ def configuration(model: Path, out: Path) -> dict[str, Any]:
 
 def passed(folder: Path, extra: list[str], dtype: str, *, at_once: bool = False) -> dict[str, Any]:
     """Train a step, resume for another (`at_once`: both in one run), export, evaluate the export; seconds of
-    each, and what was seen. Raises CalledProcessError where a command fails, with its output on the
-    terminal."""
+    each, and what was seen. Parts that OUT/passed.json has are passed over. Raises CalledProcessError where
+    a command fails, with its output on the terminal."""
     file = folder / "run.json"
     file.write_text(json.dumps(configuration(folder / "model", folder)), encoding="utf-8")
     run = folder / "shape"
@@ -157,14 +165,20 @@ def passed(folder: Path, extra: list[str], dtype: str, *, at_once: bool = False)
         "export": ("export", run, folder / "export"),
         "eval": ("eval", *common, f"model.path={folder / 'export'}", "--limit", 8, "--out", scores),
     }
-    seconds = {}
+    seconds: dict[str, float] = dict(noted(folder).get("seconds", {}))
     for name, arguments in commands.items():
+        if name in seconds:
+            print(f"{name}: {seconds[name]} s, in an earlier call", flush=True)
+            continue
+        for half in UNFINISHED.get(name, ()):
+            shutil.rmtree(folder / half, ignore_errors=True)
         began = time.monotonic()
         subprocess.run(
             [sys.executable, "-m", "trainer", *map(str, arguments)], check=True, env=_environment()
         )
         seconds[name] = round(time.monotonic() - began, 1)
         print(f"{name}: {seconds[name]} s", flush=True)  # all that is left of a pass that is ended
+        note(folder, seconds=seconds)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     gap = [line["mismatch/abs_logp"] for line in lines]
     if [line["step"] for line in lines] != [1, 2] or not all(map(math.isfinite, gap)):
@@ -176,6 +190,16 @@ def passed(folder: Path, extra: list[str], dtype: str, *, at_once: bool = False)
     }
 
 
+def noted(folder: Path) -> dict[str, Any]:
+    """What OUT/passed.json says of earlier calls; empty where there was none."""
+    return hints(folder / NOTES_FILE)
+
+
+def note(folder: Path, **values: Any) -> None:
+    """Add to OUT/passed.json."""
+    write_json(folder / NOTES_FILE, noted(folder) | values)
+
+
 def _environment() -> dict[str, str]:
     root = str(Path(__file__).parents[1])
     before = os.environ.get("PYTHONPATH")
@@ -185,7 +209,7 @@ def _environment() -> dict[str, str]:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("out", type=Path, help="a new folder")
+    parser.add_argument("out", type=Path, help="a new folder, or that of the same pass, cut before")
     smaller = parser.add_mutually_exclusive_group()
     smaller.add_argument(
         "--reduced", action="store_true", help="a quarter of the widths, two layers, float32"
@@ -205,8 +229,14 @@ def main(argv: list[str] | None = None) -> None:
         shape = reduced(shape, tokens) if given.reduced else shallow(shape, tokens, given.layers)
     if given.untied:
         shape = shape | {"tie_word_embeddings": False}
-    given.out.mkdir(parents=True)
-    parameters = make_model(shape, given.out / "model", dtype=dtype)
+    asked = {"shape": shape, "at_once": given.at_once, "overrides": given.overrides}
+    given.out.mkdir(parents=True, exist_ok=True)
+    before = noted(given.out)
+    if before.get("asked", asked) != asked or (not before and any(given.out.iterdir())):
+        parser.error(f"{given.out}: holds something else; give a new folder, or the arguments of its pass")
+    note(given.out, asked=asked)  # first: a call that is cut in what follows may be made again
+    parameters = before.get("parameters") or make_model(shape, given.out / "model", dtype=dtype)
+    note(given.out, parameters=parameters)
     found = {"shape": given.shape, "reduced": given.reduced, "tied": shape["tie_word_embeddings"]}
     found["layers"] = shape["num_hidden_layers"]
     found |= {"parameters": parameters, "dtype": dtype}

@@ -4,6 +4,7 @@ system."""
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -73,6 +74,53 @@ def test_at_once_is_one_run_with_one_checkpoint_and_no_resume(tmp_path, monkeypa
     assert [command[0] for command in ran] == ["train", "export", "eval"] == [*found["seconds"]]
     assert "trainer.checkpoint_every=2" in ran[0] and "learner.lora.rank=16" in ran[0]
     ran.clear()
+    (tmp_path / "passed.json").unlink()
     passed(tmp_path, [], "float32")
     assert [command[0] for command in ran] == ["train", "train", "export", "eval"]
     assert "trainer.steps=1" in ran[0] and "--resume" in ran[1]
+
+
+def test_a_pass_that_was_cut_goes_on_after_the_last_part_that_ended(tmp_path, monkeypatch, capsys):
+    ran = []
+    dies_in = ["export"]
+
+    def run(command, **options):
+        part = command[3]
+        ran.append(part)
+        assert not (out / "export").exists(), "a half-written export is taken away"
+        if part in dies_in:
+            (out / "export").mkdir()
+            raise subprocess.CalledProcessError(137, command)
+        (out / "shape").mkdir(exist_ok=True)
+        steps = [{"step": step, "mismatch/abs_logp": 0.01} for step in (1, 2)]
+        (out / "shape" / "metrics.jsonl").write_text("".join(json.dumps(s) + "\n" for s in steps))
+        (out / "scores.json").write_text('{"overall": {"n": 8}}')
+
+    made = []
+    monkeypatch.setattr("benchmarks.shape_pass.make_model", lambda *a, **k: made.append(a) or 7)
+    monkeypatch.setattr("benchmarks.shape_pass.subprocess.run", run)
+    out = tmp_path / "out"
+    with pytest.raises(subprocess.CalledProcessError):
+        main(["qwen2.5-3b", str(out), "--reduced", "learner.lora.rank=16"])
+    assert ran == ["train", "train", "export"]
+    dies_in.clear()
+    ran.clear()
+    capsys.readouterr()
+    main(["qwen2.5-3b", str(out), "--reduced", "learner.lora.rank=16"])
+    assert ran == ["export", "eval"] and len(made) == 1
+    said = capsys.readouterr().out
+    assert "s, in an earlier call" in said
+    found = json.loads(said.splitlines()[-1])
+    assert [*found["seconds"]] == ["train", "resume", "export", "eval"] and found["evaluated"] == 8
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks.shape_pass.make_model", lambda *a, **k: 7)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").touch()
+    main(["qwen2.5-3b", str(tmp_path / "out"), "--only-model", "--reduced"])
+    for arguments in (["qwen2.5-3b", str(mine)], ["qwen2.5-7b", str(tmp_path / "out"), "--reduced"]):
+        with pytest.raises(SystemExit):
+            main([*arguments, "--only-model"])
+        assert "holds something else" in capsys.readouterr().err
