@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from services.common.scratch import held, remove_abandoned
+
 OWNER_ALONE = 0o600
 """The mode of files that `tempfile` and safetensors make."""
 
@@ -89,9 +91,11 @@ def folder_written_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     earlier = path.with_name(f".{path.name}.{os.getpid()}.old")
     shutil.rmtree(aside, ignore_errors=True)
+    remove_abandoned(path.parent, f".{path.name}.", ".tmp")
     try:
         aside.mkdir()
-        yield aside
+        with held(aside):
+            yield aside
         readable_as_usual(aside)
         if not (keep and path.exists()):
             put_folder(aside, path, earlier=earlier)

@@ -130,9 +130,14 @@ def test_a_lock_has_one_holder_until_it_is_closed(tmp_path):
 
 
 def test_nothing_else_renames_locks_or_makes_files_for_their_owner_alone():
-    """`shared_memory` keeps weights from other users of the machine, on purpose."""
+    """`shared_memory` keeps weights from other users of the machine, on purpose; `scratch` locks folders, not
+    files."""
     own = re.compile(r"os\.(replace|rename)\b|\.rename\(|shutil\.move|fcntl\.flock|mkstemp|mkdtemp")
-    kept = {"services/common/files.py", "services/weight_sync/shared_memory.py"}
+    kept = {
+        "services/common/files.py",
+        "services/common/scratch.py",
+        "services/weight_sync/shared_memory.py",
+    }
     found = {
         str(path.relative_to(ROOT))
         for room in ("trainer", "services", "retriever_service")

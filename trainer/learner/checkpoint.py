@@ -40,6 +40,7 @@ from services.common.runs.paths import (
     run_folder,
     why_no_best,
 )
+from services.common.scratch import held, remove_abandoned
 from trainer.learner.tensor_files import INDEX
 
 MANIFEST = "manifest.json"
@@ -75,8 +76,10 @@ def written_aside(path: Path, known: Mapping[str, dict[str, Any]] | None = None)
     shutil.rmtree(aside, ignore_errors=True)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(path.parent, f"{ASIDE}{path.name}-")
         aside.mkdir()
-        yield aside
+        with held(aside):
+            yield aside
         files = sorted(f for f in aside.rglob("*") if f.is_file())
         manifest = dict(known or {})
         for f in files:

@@ -27,6 +27,7 @@ from services.rollout.pool.placement import SHARED
 from services.weight_sync.base import ENVIRONMENT_PREFIXES
 from trainer.config.algorithm import AlgorithmSettings
 from trainer.config.schema import Config
+from trainer.learner.lack_of_memory import lack_of_memory
 from trainer.learner.model.model_folder import check_model_folder
 from trainer.learner.objective import StepStats, update_metrics
 from trainer.learner.rank_handle import Pending, RankActor, RankHandle
@@ -278,6 +279,8 @@ class LearnerGroup:
         except RayTaskError as e:
             if explains(e.cause):  # its message is whole: the user's mistake, or a full disk
                 raise e.cause from None
+            if lack := lack_of_memory(e.cause, self.config.learner):
+                raise LearnerError(f"{name}: {pending.doing} ran out of memory{lack}") from e
             raise LearnerError(f"{name}: {pending.doing} failed: {type(e.cause).__name__}: {e.cause}") from e
         except RayError as e:  # it died in its __init__, was killed, ran out of memory, or its node is gone
             text = str(getattr(e, "cause", None) or e).strip()

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from typing import Any
 
-from services.common.errors import UnspiralError
+from services.common.errors import EnvironmentLacks, UnspiralError
 from services.contracts import TrainBatch
 from services.likelihood.monitor.actions import MonitorAction
 from services.likelihood.records import EventRecord
@@ -103,6 +103,7 @@ class Driver(RunState):
         """Every step that is left. began: time (monotonic) from which `trainer.max_minutes` are counted."""
         while self.step < self.config.trainer.steps and not self.stop.requested:
             await self.until_resumed()
+            self.require_folder()
             if self.out_of_time(began) or self.out_of_patience():
                 return
             with self.stop.step_in_hand():
@@ -191,9 +192,15 @@ class Driver(RunState):
             raise
         await self.cancel_ahead()
         await self.checkpoints.save()
+        self.require_folder()
         if await self.evaluations.after():
             await self.checkpoints.keep_scores()
         return self.summary()
+
+    def require_folder(self) -> None:
+        """Raise EnvironmentLacks where the run's folder was moved, removed or replaced."""
+        if lost := self.system.folder.hold():
+            raise EnvironmentLacks(lost)
 
     def out_of_time(self, began: float) -> bool:
         """Whether `trainer.max_minutes` have passed; if so, a line says it."""

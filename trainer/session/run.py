@@ -307,6 +307,7 @@ def _finish(
         folder.summary(summary)
     if folder.metrics_path.exists():
         with _warned(say, "no report was written"):
+            folder.hold()
             write_report([folder.path], folder.path / "report.html")
     return summary
 

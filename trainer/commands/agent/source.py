@@ -8,7 +8,6 @@ copied elsewhere knows its template too.
 from __future__ import annotations
 
 import shlex
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from services.common.errors import UserError
 from services.common.files import hints
 from services.common.loading.lazy import LazyModule
 from services.common.runs.paths import is_run
+from services.common.scratch import scratch_folder
 from trainer.config.schema import Config, load_config, override, parse_config
 from trainer.data import models
 from trainer.learner.checkpoint import find
@@ -107,9 +107,9 @@ def agent_spec(
     source = named(given, overrides, say)
     model = source.model
     if source.checkpoint is not None:
-        folder = parts.enter_context(tempfile.TemporaryDirectory(prefix="unspiral-agent-"))
+        folder = parts.enter_context(scratch_folder("agent"))
         say(f"weights of {source.checkpoint}")
-        model = export_checkpoint(source.checkpoint, Path(folder) / "model")
+        model = export_checkpoint(source.checkpoint, folder / "model")
     assert model is not None  # one of both is set
     if line := unlike(model, source.config.rollout, task=True):
         say(line)

@@ -16,6 +16,7 @@ import psutil
 from services.common.files import hints, lock
 from services.common.processes.alive import is_alive, started
 from services.common.processes.semaphores import dead_semaphores
+from services.common.scratch import left_behind
 from services.weight_sync.shared_memory import orphans
 
 OWNER_VARIABLE = "UNSPIRAL_LOCAL_RAY"
@@ -43,6 +44,7 @@ def find_leftovers(run_folders: list[Path]) -> list[Leftover]:
     found = list(_processes())
     found += [Leftover(str(file), partial(file.unlink, missing_ok=True)) for file in dead_semaphores()]
     found += [Leftover(str(folder), partial(shutil.rmtree, folder)) for folder in orphans()]
+    found += [Leftover(str(folder), partial(shutil.rmtree, folder)) for folder in left_behind()]
     for folder in run_folders:
         found += _addresses(folder)
     return found

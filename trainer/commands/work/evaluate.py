@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, closing, nullcontext
@@ -17,6 +16,7 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_json, written_aside
 from services.common.processes import signals
+from services.common.scratch import scratch_folder
 from services.contracts import Trajectory
 from trainer.commands.work.asked_how import asked_how
 from trainer.config.schema import Config
@@ -190,11 +190,11 @@ def with_weights(
         if line := unlike(model, config.rollout, task=True):
             say(line)
         return asyncio.run(heard(model, None))
-    with tempfile.TemporaryDirectory(prefix="unspiral-eval-") as folder:
+    with scratch_folder("eval") as folder:
         with signals.raised():
             found = find(checkpoint, config.run_dir, say)
             say(f"weights of {found}")
             for line in differing(found, config):
                 say(line)
-            export_checkpoint(found, Path(folder) / "model")
-        return asyncio.run(heard(Path(folder) / "model", Path(folder)))
+            export_checkpoint(found, folder / "model")
+        return asyncio.run(heard(folder / "model", folder))

@@ -51,6 +51,7 @@ class Checkpoints:
         """Save everything that a resumed run needs, then prune older checkpoints. A step that is saved
         already, and whole, is not saved again."""
         state = self.state
+        self.system.folder.hold()
         folder = self.system.folder.path
         target = step_folder(folder, state.step)
         if state.step == 0 or (target.exists() and await asyncio.to_thread(fault, target) is None):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from services.common.users_files import make_folder
 from services.contracts import Action, Trajectory
 from trainer.config.schema import Config, dump_config
 from trainer.learner.checkpoint import latest
+from trainer.loop.run.held_folder import HeldFolder
 from trainer.loop.run.spans import spans_file, steps_with_spans
 
 
@@ -48,7 +50,11 @@ class RunFolder:
         self.config = config
         self.earlier_seconds = 0.0
         """What the run took before this process, in all its parts."""
+        self.lost = ""
+        """Why the run cannot stay in its folder, and how to go on; empty while all is well."""
         self._lock: TextIO | None = None
+        self._held: HeldFolder | None = None
+        self._holding = threading.Lock()
         self._made = False
 
     def open(self, *, resume: bool) -> None:
@@ -56,9 +62,7 @@ class RunFolder:
         not asked for."""
         self._made = not self.path.exists()
         make_folder(self.path, f"run.dir: {self.path}")
-        taken = f"run.name: {self.path} is in use by another running process"
-        way = "; choose another run.name"
-        self._lock = lock(self.path / ".lock", lambda holder: UserError(taken + holder + way))
+        self._take()
         if not resume and self.metrics_path.exists() and self.metrics_path.stat().st_size:
             way = (
                 "go on with it by"
@@ -74,6 +78,47 @@ class RunFolder:
         write_atomically(self.path / "config.yaml", dump_config(self.config, secrets=False))
         (self.path / SUMMARY).unlink(missing_ok=True)  # the end of an earlier attempt
 
+    def _take(self) -> None:
+        """Lock the folder. Raises UserError where another process holds it."""
+        taken = f"run.name: {self.path} is in use by another running process"
+        way = "; choose another run.name"
+        self._lock = lock(self.path / ".lock", lambda holder: UserError(taken + holder + way))
+        self._held = HeldFolder(self.path)
+
+    def hold(self) -> str:
+        """Look after the folder before something is written: follow one that was moved, and make one anew
+        that was removed, so that what the run has in hand is not lost. Returns `lost`; the run is to end
+        soon then.
+
+        Raises EnvironmentLacks where another folder has its name, which may be another run's."""
+        with self._holding:  # a step is written from threads
+            return self._hold()
+
+    def _hold(self) -> str:
+        place = self._held.moved_to() if self._held else None
+        if place is None:
+            if self._held and self._lock and not (self.path / ".lock").exists():  # somebody tidied up
+                self.close()
+                self._take()
+            return self.lost
+        before = self.path
+        self.close()
+        if place == before:
+            make_folder(before, f"run.dir: {before}")
+            self.lost = (
+                f"{before}: removed while the run went on; made anew with what it had in hand: "
+                "go on with --resume latest"
+            )
+        else:
+            self.path = place
+            self.lost = (
+                f"{before}: moved to {place} while the run went on; "
+                "move it back, and go on with --resume latest"
+            )
+        self._take()
+        write_atomically(self.path / "config.yaml", dump_config(self.config, secrets=False))
+        return self.lost
+
     def withdraw(self) -> bool:
         """Remove the folder, still locked, where this process made it and nothing but a run's beginning is in
         it. Returns whether it was removed."""
@@ -87,6 +132,9 @@ class RunFolder:
         if self._lock:
             self._lock.close()
             self._lock = None
+        if self._held:
+            self._held.close()
+            self._held = None
 
     @property
     def metrics_path(self) -> Path:
@@ -94,10 +142,12 @@ class RunFolder:
 
     def metrics(self, metrics: dict[str, Any]) -> None:
         """Append one step."""
+        self.hold()
         append_json(self.metrics_path, {k: finite_or_none(v) for k, v in metrics.items()})
 
     def event(self, event: str, **fields: Any) -> None:
         """Append to events.jsonl: alarms, worker joins and losses, retries, checkpoints."""
+        self.hold()
         append_json(
             self.path / "events.jsonl",
             {"time": round(time.time(), 3), "event": event}
@@ -105,6 +155,7 @@ class RunFolder:
         )
 
     def summary(self, summary: dict[str, Any]) -> None:
+        self.hold()
         write_json(self.path / SUMMARY, {k: finite_or_none(v) for k, v in summary.items()}, indent=1)
 
     def trajectories(
@@ -112,6 +163,7 @@ class RunFolder:
     ) -> None:
         """One JSON object per trajectory, in words, for people to read: `step_000001.jsonl`, or `NAME.jsonl`
         of an evaluation."""
+        self.hold()
         folder = self.path / "trajectories"
         folder.mkdir(exist_ok=True)
         name = step if isinstance(step, str) else f"step_{step:06d}"

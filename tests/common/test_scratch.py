@@ -1,0 +1,108 @@
+"""Folders that a killed process has left half written are removed by the next one, those in use are not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from services.common import scratch
+from services.common.files import folder_written_aside
+from services.common.scratch import left_behind, scratch_folder
+from trainer.commands.checks.leftovers import find_leftovers
+from trainer.learner.checkpoint import written_aside
+
+HOLDS = """
+import sys
+from pathlib import Path
+{imports}
+with {block} as folder:
+    (folder / "weights").write_text("x")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield tmp_path
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+def holder(imports, block):
+    """A process inside the block, and its folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDS.format(imports=imports, block=block)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return process, process.stdout.readline().strip()
+
+
+def kill(process):
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def test_a_scratch_folder_of_a_killed_process_is_a_leftover_and_goes_with_the_next_one(temporary):
+    imports, block = "from services.common.scratch import scratch_folder", 'scratch_folder("eval")'
+    process, folder = holder(imports, block)
+    assert os.path.dirname(folder) == str(temporary / "tmp") and left_behind() == []
+    with scratch_folder("agent"):
+        assert os.path.exists(f"{folder}/weights")  # in use
+    kill(process)
+    assert [str(left) for left in left_behind()] == [folder]
+    assert folder in [leftover.what for leftover in find_leftovers([])]
+    with scratch_folder("agent") as mine:
+        assert os.listdir(temporary / "tmp") == [mine.name]
+    assert os.listdir(temporary / "tmp") == []
+
+
+def test_one_that_a_process_of_another_container_holds_is_none(temporary, monkeypatch):
+    """Its id means another process here, or none."""
+    monkeypatch.setattr(scratch, "_is_there", lambda process: False)
+    process, folder = holder("from services.common.scratch import scratch_folder", 'scratch_folder("agent")')
+    assert left_behind() == []
+    kill(process)
+    assert [str(left) for left in left_behind()] == [folder]
+
+
+@pytest.mark.parametrize(
+    ("imports", "block", "again"),
+    [
+        (
+            "from services.common.files import folder_written_aside",
+            "folder_written_aside(Path({place!r}))",
+            folder_written_aside,
+        ),
+        (
+            "from trainer.learner.checkpoint import written_aside",
+            "written_aside(Path({place!r}))",
+            written_aside,
+        ),
+    ],
+    ids=["model", "checkpoint and export"],
+)
+def test_what_a_killed_process_wrote_aside_goes_with_the_next_write(temporary, imports, block, again):
+    place = temporary / "models" / "b"
+    process, folder = holder(imports, block.format(place=str(place)))
+    beside = place.parent / ".other.4194305.tmp"  # of another name, though its process is gone
+    beside.mkdir()
+    with again(place) as aside:
+        assert os.path.exists(f"{folder}/weights")  # in use
+        (aside / "weights").write_text("y")
+    kill(process)
+    shutil.rmtree(place)
+    with again(place) as aside:
+        assert not os.path.exists(folder)
+        (aside / "weights").write_text("z")
+    assert (place / "weights").read_text() == "z" and beside.exists()
