@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from chromium import CHROMIUM, browser, opened  # noqa: F401
+from chromium import CHROMIUM, browser  # noqa: F401
 from suite_rows import evaluation
-from test_likelihood_step_page import post
+from test_likelihood_step_page import opened, post
 
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 from trainer.suite.sets import SETS
