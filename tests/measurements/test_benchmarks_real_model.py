@@ -62,9 +62,8 @@ def test_each_figure_of_what_is_known_today_stands_in_a_table_that_it_names():
     tables = [line for line in rest.splitlines() if line.startswith("| ")]
     for score in scores:
         assert any(score in row for row in tables), score
-    assert "61 are answered by GRPO alone and 55 by LLDS alone (exact sign test, p = 0.64)" in " ".join(
-        rest.split()
-    )
+    said = "61 are answered by GRPO alone and 55 by LLDS alone (exact sign test, p = 0.64)"
+    assert said in " ".join(rest.split())
     assert (
         "of 11 causes it helps under `stale_8` and harms under no cause; under the other 10 nothing" in bench
     )
