@@ -25,17 +25,17 @@ def load_tokenizer(model_path: str | Path) -> Any:
 
     folder = Path(model_path)
     saved = folder / "tokenizer_config.json"
-    named = json.loads(saved.read_text(encoding="utf-8")).get("tokenizer_class") if saved.is_file() else None
-    # Not by AutoTokenizer, which would choose the class by the model's type.
-    if named in _GENERIC and (folder / "tokenizer.json").is_file():
-        return PreTrainedTokenizerFast.from_pretrained(folder)
     skip_scikit_learn()
     from transformers import AutoTokenizer
 
     try:
+        settings = json.loads(saved.read_text(encoding="utf-8")) if saved.is_file() else {}
+        # Not by AutoTokenizer, which would choose the class by the model's type.
+        if settings.get("tokenizer_class") in _GENERIC and (folder / "tokenizer.json").is_file():
+            return PreTrainedTokenizerFast.from_pretrained(folder)
         return AutoTokenizer.from_pretrained(model_path)
-    except (OSError, ValueError) as e:
-        reason = " ".join(str(e).split())[:200]
+    except Exception as e:  # damaged files end in any of them, and the Rust part knows this one alone
+        reason = " ".join(f"{type(e).__name__}: {e}".split())[:200]
         raise UserError(
             f"model.path {model_path}: no tokenizer could be loaded (expected tokenizer.json): {reason}"
         ) from None
