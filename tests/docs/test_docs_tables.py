@@ -74,7 +74,7 @@ def test_tables_take_the_room_beside_the_text_which_keeps_its_length(page, url):
     page.goto(f"{url}/monitor/")
     table, text = (
         page.locator(where).evaluate("(e) => e.getBoundingClientRect().width")
-        for where in (".wide:has-text('a sign of')", "[role=main] > p:has-text('Alarms have hysteresis')")
+        for where in (".wide:has-text('a sign of')", "[role=main] > ul:has-text('A phase speaks')")
     )
     assert table > 1100 and text <= 992
 
