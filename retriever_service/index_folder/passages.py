@@ -4,6 +4,7 @@ fields."""
 from __future__ import annotations
 
 import codecs
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -114,7 +115,21 @@ def parse_row(raw: bytes, number: int | None = None, keys: CorpusKeys = NO_KEYS)
     try:
         row = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error})") from None
+        row = _with_constants(raw)
+        if row is None:
+            raise ValueError(f"not JSON ({error})") from None
     if not isinstance(row, dict):
         raise ValueError(f"{kind_of(row)} instead of an object")
     return row_of(keys.applied(row), number, keys.given)
+
+
+def _with_constants(raw: bytes) -> Any:
+    """A line with NaN or an infinity, which Python's json and pandas write and JSON lacks: None each. None
+    for what is no JSON even so."""
+    if b"NaN" not in raw and b"Infinity" not in raw:
+        return None
+    try:
+        found = json.loads(raw, parse_constant=lambda name: None)
+        return orjson.loads(json.dumps(found))  # which takes no lone surrogate
+    except (ValueError, RecursionError):
+        return None

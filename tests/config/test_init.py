@@ -2,6 +2,8 @@
 
 import json
 import struct
+import subprocess
+import sys
 
 import pytest
 from command_line import run  # noqa: F401
@@ -223,3 +225,8 @@ def test_a_right_answer_in_a_wrong_form_is_right_where_init_chose_the_reward_and
     (told,) = remarks(load_config(tmp_path / "c.yaml", ["reward.right_at=null"]))
     assert told.startswith("reward.kind=format gives a right answer in a wrong form 0.8")
     assert told.endswith("reward.right_at=0.8 calls it right")
+
+
+def test_the_demos_model_is_a_name_here_too():
+    code = "import trainer.commands.init; from trainer.data.models import is_there; assert is_there('lab:0')"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)

@@ -29,6 +29,7 @@ from trainer.data.models import is_there, resolve
 from trainer.data.named_columns import validating
 from trainer.data.passages import validate_corpus
 from trainer.data.questions import NO_KEYS, validate
+from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
 from trainer.session.preflight.retrievers import check_index
 from trainer.session.preflight.sizes import parameter_count, parameters_by_config
 
