@@ -35,7 +35,7 @@ def shown_in_house_style(command: Any) -> None:
     format_help, parsed = command.format_help, command.get_params
 
     def formatted(ctx: Any, formatter: Any) -> None:
-        command.get_params = lambda ctx: [as_shown(parameter) for parameter in parsed(ctx)]
+        command.get_params = lambda ctx: [as_shown(p) if _is_known(p) else p for p in parsed(ctx)]
         try:
             format_help(ctx, formatter)
         finally:
@@ -69,8 +69,17 @@ def as_shown(parameter: Any) -> Any:
     return shown
 
 
+def _is_known(parameter: Any) -> bool:
+    """Whether it has what `as_shown` changes. These are Typer's own names: with a version that calls them
+    otherwise the page is as that version makes it."""
+    return all(
+        hasattr(parameter, name)
+        for name in ("display_type_rich", "_get_number_range_help_str", "type_descriptor")
+    )
+
+
 def _is_choice(parameter: Any) -> bool:
-    descriptor = getattr(parameter, "type_descriptor", None)
+    descriptor = parameter.type_descriptor
     return bool(descriptor is not None and descriptor.is_choice and len(descriptor.choices) > 1)
 
 
