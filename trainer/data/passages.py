@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from retriever_service.index_folder.corpus import are_numbered, corpus_files, is_one_file_of_lines
 from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys
@@ -69,14 +71,26 @@ def is_corpus(path: Path) -> bool:
         first = next(read_records(path), None)
         if first is None or first.fields is None:
             return False
-        names = {plain_name(name) for name in first.fields}
-        asks = not names.isdisjoint((*QUESTION, *PROMPT))
-        answers = not names.isdisjoint((*ANSWERS, *REWARD))
+        asks, answers = _question_in(first.fields)
         if asks and answers:
             return False  # questions that carry a passage of their own
         return bool(row_of(first.fields, None if asks or answers else 0))
     except (UserError, ValueError):
         return False
+
+
+def asks_and_answers(path: Path) -> bool:
+    """Whether the first row has columns of a question and of its answers, by the names of docs/data.md."""
+    with suppress(UserError, ValueError):
+        first = next(read_records(path), None)
+        return first is not None and first.fields is not None and all(_question_in(first.fields))
+    return False
+
+
+def _question_in(row: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether a row has a column of a question, and one of answers."""
+    names = {plain_name(name) for name in row}
+    return not names.isdisjoint((*QUESTION, *PROMPT)), not names.isdisjoint((*ANSWERS, *REWARD))
 
 
 def validate_corpus(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -243,13 +243,12 @@ def _parsed_record(record: Record, number: int, source: str, keys: Keys) -> tupl
     if record.fields is None:
         return BadRow(record.place, record.problem)
     try:
-        return record, question_of(
-            keys.applied(record.fields), number, source, record.names or list(record.fields)
-        )
+        found = question_of(keys.applied(record.fields), number, source, record.names or list(record.fields))
     except UserError as error:
-        return BadRow(record.place, str(error))
+        return BadRow(record.place, keys.in_own_words(str(error), record.fields))
     except RecursionError:
         return BadRow(record.place, "is nested too deep to be read")
+    return record, replace(found, read_from=keys.read_from(record.fields, found.read_from))
 
 
 def _refuse_several_splits(path: Path, files: list[Path]) -> None:

@@ -12,7 +12,7 @@ from services.settings import RetrieverSettings
 from trainer.commands.checks.findings import Finding, tried
 from trainer.config.schema import Config
 from trainer.data import models
-from trainer.data.named_columns import keys_of, validating
+from trainer.data.named_columns import keys_of, named_in, validating
 from trainer.data.passages import CorpusReport, validate_corpus
 from trainer.data.questions import Report, validate
 from trainer.data.relative_paths import paths_of, where_looked
@@ -77,7 +77,7 @@ def _questions_of(config: Config, key: str, value: str) -> Finding:
         return report
     bad, rows = len(report.problems), len(report.problems) + report.good
     seen = f"{value}: {counted(report.good, 'question')} {_read(rows)}"
-    command = validating(value, question=config.data.question_key, answer=config.data.answer_key)
+    command = validating(value, **named_in(config.data).given)
     lists = f"{command} lists all"
     notes = []
     if report.contradicting:
