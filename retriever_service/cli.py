@@ -107,13 +107,15 @@ CorpusPlace = Annotated[
     ),
 ]
 Model = Annotated[
-    str | None, typer.Option("--model", "--retriever_model", help="Encoder: folder or hub name.")
+    str | None,
+    typer.Option("--model", "--retriever_model", "--retriever-model", help="Encoder: folder or hub name."),
 ]
 Family = Annotated[
     str | None,
     typer.Option(
         "--family",
         "--retriever_name",
+        "--retriever-name",
         autocompletion=kept_in("retriever_service.dense.encoder:FAMILIES"),
         help="e5, bge, contriever or auto; by default from the model's name.",
     ),
