@@ -243,6 +243,11 @@ def _of_questions(data: str, held_out: str | None, keys: Keys) -> list[str]:
                 "question contradicts an earlier one",
                 "questions contradict earlier ones",
             ),
+            (
+                report.no_value,
+                "row holds what tables hold for nothing",
+                "rows hold what tables hold for nothing",
+            ),
             (report.several, "answer looks like several", "answers look like several"),
         ):
             if found:

@@ -26,6 +26,7 @@ from services.common.printing.console import Console
 from services.common.printing.harmless import harmless
 from services.common.printing.help_pages import INDEX
 from services.common.progress import progress_on
+from services.common.records.columns import SUCH_AS
 from services.common.users_files import one_out, refuse_to_replace
 from services.contracts import Question
 from trainer.config.schema import Config, load_config
@@ -194,6 +195,13 @@ def _validate_corpus(path: Path, told: dict[str, Any], keys: CorpusKeys = NO_COR
         )
     for count, what in (
         (report.empty, ("passage is empty", "passages are empty")),
+        (
+            report.no_value,
+            (
+                f"passage has a text or a title such as {SUCH_AS}",
+                f"passages have a text or a title such as {SUCH_AS}",
+            ),
+        ),
         (report.odd, (f"passage looks {ODDLY}", f"passages look {ODDLY}")),
         (
             report.long,
@@ -345,7 +353,7 @@ def passages_command(
     refuse_to_replace(str(dst), dst, overwrite, src)
     keys = CorpusKeys(text_key, title_key, id_key)
     made = documents.write_passages(src, dst, words=words, skip_bad=skip_bad, keys=keys)
-    for lines in ([f"{place}: no text" for place in made.empty], made.left_out, made.renamed):
+    for lines in ([f"{place}: no text" for place in made.empty], made.left_out, made.no_value, made.renamed):
         say_first(lines)
     kind = "document" if made.of_documents else "row"
     lengths = sorted(made.words)
@@ -353,6 +361,9 @@ def passages_command(
         f"{counted(made.passages, 'passage')} of {counted(made.documents, kind)} written to {dst}: "
         f"{lengths[len(lengths) // 2]} words at the median, {lengths[-1]} at most"
     )
+    if made.no_value:
+        held = f"a text or a title such as {SUCH_AS}, which tables hold where there is nothing"
+        typer.echo(counted(len(made.no_value), f"row has {held}", f"rows have {held}"))
     if made.renamed:
         got = (
             "row has the id of an earlier one and got another",

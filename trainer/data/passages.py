@@ -20,11 +20,12 @@ from retriever_service.index_folder.rows import hash_of
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.records import read_records
-from services.common.records.columns import QUESTION, plain_name
+from services.common.records.columns import QUESTION, is_no_value, plain_name
 from trainer.data.columns import ANSWERS, PROMPT, REWARD
 
 ODD = re.compile("\N{REPLACEMENT CHARACTER}|Ã[\x80-\xbf]|â€|Â[\xa0-\xbf]")
 """What UTF-8 looks like that was read in another encoding and written again."""
+_TITLE = re.compile(r'\s*"([^\r\n]*)"[ \t]*\r?\n(?=\s*\S)')
 SHOWN = 10
 LONG = 1000
 """Words from which on a passage is told of: the papers' have 100, and a search shows some whole ones."""
@@ -39,6 +40,8 @@ class CorpusReport:
     malformed: int = 0
     empty: int = 0
     odd: int = 0
+    no_value: int = 0
+    """Passages whose text or title is what tables hold where there is nothing, such as NULL."""
     long: int = 0
     same_ids: int = 0
     same_texts: int = 0
@@ -130,6 +133,9 @@ def validate_corpus(
         if not row.contents.strip():
             report.empty += 1
             note(f"{place}: the passage {row.id!r} is empty", report.empty)
+        if (what := no_value_in(*title_and_text(row.contents))) is not None:
+            report.no_value += 1
+            note(f"{place}: of the passage {row.id!r} {what}", report.no_value)
         if ODD.search(row.contents):
             report.odd += 1
             text = "the text looks like UTF-8 that was read as another encoding"
@@ -144,6 +150,21 @@ def validate_corpus(
     notes += _repeated(report, path, keys, *twice)
     report.notes = [line for _, line in sorted(notes, key=lambda note: note[0])]
     return report
+
+
+def title_and_text(contents: str) -> tuple[str, str]:
+    """The title of a passage in Search-R1's form, `"TITLE"` in a line of its own above the text; otherwise
+    none, and all of it."""
+    found = _TITLE.match(contents)
+    return (found[1].strip(), contents[found.end() :]) if found else ("", contents)
+
+
+def no_value_in(title: str, text: str) -> str | None:
+    """Such as `the text is 'NULL'`; None where both say something."""
+    for what, held in (("text", text), ("title", title)):
+        if is_no_value(held):
+            return f"the {what} is {held.strip()!r}"
+    return None
 
 
 def _rows(path: Path, numbers: bool, keys: CorpusKeys) -> Iterator[tuple[str, Row | ValueError]]:

@@ -6,7 +6,7 @@ import typer
 
 from services.common.counting import counted
 from services.common.printing.harmless import harmless
-from services.common.records import plain_name
+from services.common.records.columns import SUCH_AS, plain_name
 from trainer.data.columns import Keys
 from trainer.data.questions import Report
 
@@ -39,6 +39,11 @@ def say_findings(report: Report, keys: Keys) -> None:
         typer.echo(
             f"{counted(len(report.emptied), 'row has', 'rows have')} a golden answer of which scoring by em, "
             "f1 and subem leaves nothing"
+        )
+    if report.no_value:
+        typer.echo(
+            f"{counted(len(report.no_value), 'row has', 'rows have')} a question or an answer such as "
+            f"{SUCH_AS}, which tables hold where there is nothing; a run takes it at its word"
         )
     if report.repeated:
         typer.echo(
