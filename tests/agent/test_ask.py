@@ -13,12 +13,13 @@ import termios
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 from command_line import run  # noqa: F401
 from places import ROOT
 from rich.console import Console
 
-from services.common.errors import UserError
+from services.common.errors import UnspiralError, UserError
 from services.common.files import write_json
 from services.contracts import Action, Question, Trajectory
 from services.rollout.worker.watching import Observed, Restarted, Retrieved, Searching, Writing
@@ -91,6 +92,36 @@ def test_the_retriever_is_the_one_given_then_the_run_s_own(tmp_path, small_index
         said = []
         retriever_url(index, None, parts, said.append)
         assert said == [f"retriever on {small_index}"]
+
+
+def two_passages(query, topk):
+    return [("n1\nriver n2", 2.0), ("n3\nborn n4", 1.0)][:topk]
+
+
+def test_a_run_with_a_retriever_of_the_user_s_own_is_asked_with_it(tmp_path):
+    own = named(str(checkpoint(tmp_path / "own", index=f"{__name__}:two_passages")), [])
+    said = []
+    with ExitStack() as parts:
+        url = retriever_url(own, None, parts, said.append)
+        found = httpx.post(f"{url}/retrieve", json={"queries": ["river?"], "topk": 1}, trust_env=False).json()
+    assert said == [f"retriever on {__name__}:two_passages"]
+    assert found["result"][0][0]["contents"] == "n1\nriver n2"
+
+
+@pytest.mark.parametrize(
+    ("index", "given", "told"),
+    [
+        ("gone", None, "the run's own index, gone, is not there"),
+        ("gone", "nowhere", "index nowhere"),
+        ("no_such_module:search", None, "--index=no_such_module:search: cannot be imported"),
+    ],
+)
+def test_what_is_wrong_with_the_retriever_is_told_before_the_weights_are_read(tmp_path, index, given, told):
+    where = str(checkpoint(tmp_path / "run", index=index))
+    said = []
+    with ExitStack() as parts, pytest.raises(UnspiralError) as refused:
+        agent_spec(where, given, [], None, parts, said.append)
+    assert told in str(refused.value) and said == []
 
 
 def test_a_model_s_folder_needs_a_retriever(model):

@@ -20,6 +20,7 @@ from services.agent.agent import AgentSpec, Curves
 from services.common.errors import UserError
 from services.common.files import hints
 from services.common.loading.lazy import LazyModule
+from services.common.loading.user_code import is_import_path
 from services.common.runs.paths import is_run
 from services.common.scratch import scratch_folder
 from trainer.config.schema import Config, load_config, override, parse_config
@@ -30,8 +31,10 @@ from trainer.learner.model.asked import kept_in, unlike
 
 if TYPE_CHECKING:
     from retriever_service.http import launch as retriever
+    from retriever_service.search import backends
 else:  # numba and FastAPI take seconds, which a mistake in the words need not wait for
     retriever = LazyModule("retriever_service.http.launch")
+    backends = LazyModule("retriever_service.search.backends")
 
 Say = Callable[[str], None]
 INDEX = "retriever_index"
@@ -39,6 +42,7 @@ INDEX = "retriever_index"
 EVAL_INDEX = "eval_retriever_index"
 """Where it keeps that of its held-out questions, if they have a corpus of their own."""
 MASKED = "***"
+ADDRESSES = ("http://", "https://")
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,9 @@ def agent_spec(
     """What an agent of this name is made of: its weights are exported, and its retriever is started, until
     `parts` is closed. Raises UserError, and what these two raise."""
     source = named(given, overrides, say)
+    place = retriever_place(source, retriever_given)
+    if not place.startswith(ADDRESSES):  # before the weights, which take a while
+        backends.check_settings(ServerSettings(index=place))
     model = source.model
     if source.checkpoint is not None:
         folder = parts.enter_context(scratch_folder("agent"))
@@ -140,16 +147,21 @@ def curves_of(source: Named) -> Curves | None:
 def retriever_url(source: Named, given: str | None, parts: ExitStack, say: Say) -> str:
     """Address of the retriever: the one given, that of the run, or one that is started here on the index
     given, or on the run's. Raises UserError."""
+    place = retriever_place(source, given)
+    held_out = source.run / EVAL_INDEX if source.run else None
+    if given is None and held_out and held_out.is_dir():
+        say(f"the run's held-out questions have an index of their own: --retriever {held_out}")
+    return place if place.startswith(ADDRESSES) else _served(place, source, parts, say)
+
+
+def retriever_place(source: Named, given: str | None) -> str:
+    """The address of the retriever, or the index to start one on: what is given, otherwise the run's. Raises
+    UserError."""
     settings = source.config.retriever
     if given is not None:
-        if given.startswith(("http://", "https://")):
-            return given
-        return _served(given, source, parts, say)
+        return given
     if source.checkpoint is None:
         raise UserError(f"--retriever is missing: {source.name} is a model's folder, which names none")
-    held_out = source.run / EVAL_INDEX if source.run else None
-    if held_out and held_out.is_dir():
-        say(f"the run's held-out questions have an index of their own: --retriever {held_out}")
     if settings.url:
         if MASKED in settings.url:
             raise UserError(
@@ -158,9 +170,9 @@ def retriever_url(source: Named, given: str | None, parts: ExitStack, say: Say) 
         return settings.url
     kept = source.run / INDEX if source.run else None
     if settings.corpus and kept is not None and kept.is_dir():
-        return _served(str(kept), source, parts, say)
-    if settings.index and Path(settings.index).exists():
-        return _served(settings.index, source, parts, say)
+        return str(kept)
+    if settings.index and (Path(settings.index).exists() or is_import_path(settings.index)):
+        return settings.index
     wanted = settings.index or kept or settings.corpus
     raise UserError(
         f"--retriever is missing: the run's own index, {wanted}, is not there; expected an http address or "
