@@ -46,7 +46,7 @@
       this.definition = definition;
       this.app = app;
       this.place = node("span", { class: "unit" }, definition.unit);
-      this.beyond = node("span", { class: "unit" });
+      this.beyond = node("span", { class: "beyond" });
       this.legend = node("div", { class: "legend" });
       this.plot = node("div", { class: "plot", tabindex: "0", role: "img", onkeydown: (e) => this.key(e) });
       this.table = node("details", { class: "values", ontoggle: () => this.fillTable() }, node("summary"), node("div"));

@@ -160,7 +160,7 @@
     const whose = runs.length > 1 ? runs.map((run) => node("li", {}, node("span", { class: "swatch", style: `background:${run.colour}` }), U.titleOf(run))) : [];
     const key = (colour, text) => node("li", {}, node("span", { class: "swatch", style: `background:var(--${colour})` }), text);
     $("lane-key").replaceChildren(...whose, ...missing);
-    $("lane-states").replaceChildren(key("grid", "quiet"), key("stagnation", "watch: the sign is seen"), key("acceleration", "alarm"), ...Object.entries(U.SIGNS).map(([rule, sign]) => node("li", {}, node("strong", {}, breakable(rule)), `: ${sign}`)));
+    $("lane-states").replaceChildren(key("grid", "quiet"), key("stagnation", "watch: the sign is seen"), key("acceleration", "alarm"), ...Object.entries(U.SIGNS).map(([rule, sign]) => node("li", {}, node("span", {}, node("strong", {}, breakable(rule)), `: ${sign}`))));
     $("lane-help").hidden = false;
   };
 })();

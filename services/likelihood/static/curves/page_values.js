@@ -73,5 +73,5 @@
   };
 
   // A threshold that the axis does not reach is said: without it nobody could tell that a curve is well.
-  U.beyond = ([value, name], { min, max }) => (value > min && value < max ? "" : `${name} at ${U.number(value)}, ${value >= max ? "above" : "below"} this range`);
+  U.beyond = ([value, name], { min, max }) => (value > min && value < max ? "" : `${name} at ${String(value).replace("-", "−")}, ${value >= max ? "above" : "below"} this range`);
 })();
