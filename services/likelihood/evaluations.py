@@ -47,6 +47,8 @@ class HeldOut:
     """Score by the step where it is shown, by name of the curve."""
     repeated: dict[str, dict[int, float]] = field(default_factory=dict)
     """The step after, whose line may repeat the score: there it counts once."""
+    later: list[str] = field(default_factory=list)
+    """Names with a score of the weights after the run's last step, which no line has."""
     times: dict[int, float] = field(default_factory=dict)
     """Unix seconds of the last evaluation that is shown at a step."""
 
@@ -103,6 +105,8 @@ def held_out_of(store: LikelihoodStore, info: RunInfo) -> HeldOut:
         for name, value in scores:
             found.at.setdefault(name, {})[shown] = value
             found.repeated.setdefault(name, {})[step + 1] = value
+    last = math.inf if info.last_step is None else info.last_step
+    found.later = [name for name, scores in found.repeated.items() if max(scores) > last]
     return found
 
 

@@ -161,7 +161,8 @@ class LikelihoodService:
         kept = self.store.load_monitor(run, MAX_STEP + 1)
         if kept:
             self._take_up(run, monitor, kept)
-        return self.phase(run) | {"undecided": monitor.undecided() if kept else {}}
+        later = held_out_of(self.store, self.store.info(run)).later if kept else ()
+        return self.phase(run) | {"undecided": monitor.undecided(later) if kept else {}}
 
     def series(
         self, run: str, names: list[str] | None, first: int | None, last: int | None, points: int

@@ -53,6 +53,15 @@ def test_every_metric_that_is_drawn_or_judged_or_computed_is_described():
     assert undescribed(drawn | judged | computed) == []
 
 
+def test_metrics_have_one_table_of_their_meaning():
+    """Other pages name metrics, and say what they do with them; docs/metrics.md says what each is."""
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+        tables = [row for row in rows if re.match(rf"\| `({GROUPS}|data|system)/", row)]
+        assert page.name == "metrics.md" or len(tables) < 5, page.name
+    assert "[metrics.md](metrics.md)" in (ROOT / "docs" / "monitor.md").read_text(encoding="utf-8")
+
+
 def test_each_row_has_unit_meaning_good_and_bad():
     assert len(ROWS) > 50
     for row in ROWS:

@@ -135,6 +135,67 @@ def test_a_page_of_answers_is_read_in_parts_by_verdict_source_and_words(asked):
     assert "No such answer." in asked.get("/runs/mine/evaluations/answers?find=nowhere").text
     trained = asked.get("/runs/mine/evaluations/eval_before_greedy").text
     assert trained.count("<li value=") == 2 and "&lt;information&gt;" in trained
+    assert '?first=51">next →</a>' in page and '">← previous</a>' in rest
+
+
+CONFIG = """
+model: {path: models/mine}
+data: {eval: held.jsonl}
+retriever: {url: null, index: wiki, corpus: null}
+evaluation: {limit: 200, retriever: {url: null, index: RETRIEVER, corpus: null}}
+rollout: {template: search_r1, topk: 3, max_turns: 4, max_response_tokens: 500, temperature: 0.7, workers: 2}
+"""
+
+
+def evaluated(http, step, tag, mode, **overall):
+    data = {"tag": tag, "mode": mode, "overall": overall, "metrics": {}}
+    event = {"step": step, "kind": "evaluation", "text": tag, "data": data}
+    http.post("/v1/runs/mine/events", json=event).raise_for_status()
+
+
+def facts(page):
+    return dict(re.findall(r'<tr><th scope="row">([^<]*)</th><td>([^<]*)</td></tr>', page))
+
+
+@pytest.mark.parametrize(("index", "told"), [("own", "own"), ("null", "wiki")])
+def test_held_out_questions_of_training_say_of_which_weights_and_how_they_were_asked(asked, run, index, told):
+    (run / "config.yaml").write_text(CONFIG.replace("RETRIEVER", index))
+    for mode in ("greedy", "sampled"):
+        written(run / "trajectories" / f"eval_after_{mode}.jsonl", [trajectory(True)])
+        evaluated(asked, 12, "after", mode, em=1.0, f1=0.625, n=1)
+    page = asked.get("/runs/mine/evaluations/eval_after_sampled").text
+    assert "<h2>step 12, sampled: held-out questions of mine</h2>" in page
+    assert "asked while the run trained; eval_after_sampled; " in page
+    assert 'class="n">F1</th>' in page and "0.625" in page
+    assert facts(page) == {
+        "checkpoint": "mine, step 12",
+        "model": "models/mine",
+        "questions": "held.jsonl",
+        "limit": "200",
+        "retriever.index": told,
+        "temperature": "0.7",
+        "template": "search_r1",
+        "max_turns": "4",
+        "topk": "3",
+        "max_response_tokens": "500",
+    }
+    assert facts(asked.get("/runs/mine/evaluations/eval_after_greedy").text)["temperature"] == "0"
+    assert asked.get("/v1/runs/mine/evaluations?of=training").json() == [
+        "eval_after_greedy",
+        "eval_after_sampled",
+        "eval_before_greedy",
+    ]
+
+
+@pytest.mark.parametrize("config", [None, "{", "- 1", "rollout: 3", "rollout: {template: [x]}\nretriever: 7"])
+def test_held_out_questions_are_shown_without_a_configuration_that_can_be_read(asked, run, config):
+    if config:
+        (run / "config.yaml").write_text(config)
+    evaluated(asked, 0, HOSTILE, "greedy", em=1.0)
+    evaluated(asked, 0, "before", "greedy", f1="high")
+    page = asked.get("/runs/mine/evaluations/eval_before_greedy").text
+    assert "before training, greedy: held-out questions of mine" in page and page.count("<li value=") == 2
+    assert ("How it was asked" in page) == ("template" in (config or "")) and "F1</th>" not in page
 
 
 def test_what_is_not_there_is_said_and_the_list_is_empty_only_where_there_is_nothing(asked, run):
@@ -174,5 +235,10 @@ def test_a_folder_in_which_nothing_was_trained_has_its_evaluations_too(run):
             page = http.get("/runs/bare/evaluations")
             assert page.status_code == 200 and 'href="evaluations/answers"' in page.text
             assert http.get("/runs/bare/evaluations/answers").text.count("<li value=") == 1
+            for path in ("", "/answers", "/none"):  # there is no page of a run to lead to
+                page = http.get(f"/runs/bare/evaluations{path}").text
+                assert '<a href="/">← all runs</a>' in page and "/#runs=bare" not in page
+            assert '<a href="/#runs=mine">← run mine</a>' in http.get("/runs/mine/evaluations").text
+            assert "/#runs=none" not in http.get("/runs/none/evaluations").text
             assert http.get("/v1/runs/bare/evaluations").json() == ["answers"]
             assert http.get("/runs/none/evaluations").status_code == 404

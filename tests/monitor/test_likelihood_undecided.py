@@ -9,10 +9,15 @@ import httpx
 import pytest
 from chromium import CHROMIUM, browser, opened  # noqa: F401
 
+from services.likelihood.evaluations import evaluation_event
 from services.likelihood.exports.report import write_report
 from services.likelihood.monitor.detectors.table import READS
 from services.likelihood.monitor.phases import PhaseMonitor
+from services.likelihood.records import StepRecord
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
+from services.likelihood.service import LikelihoodService
+from services.likelihood.store.opening import open_store
+from services.settings import MonitorRules
 from trainer.commands.cli import main
 from trainer.commands.work.in_words import run_in_words
 
@@ -147,3 +152,56 @@ def test_page_and_report_show_a_third_state(browser, folder, tmp_path):
         report.close()
     finally:
         server.stop()
+
+
+def test_a_held_out_score_after_the_last_step_is_counted_as_a_replay_counts_it(tmp_path, capsys):
+    """The live page, where no line follows the last evaluation, and a replay of the folder say the same."""
+    run = tmp_path / "mine"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps({"step": s, "reward/mean": 0.1 * s} | ({"eval/em_greedy": 0.2} if s == 1 else {}))
+            + "\n"
+            for s in (1, 2, 3)
+        )
+    )
+    scores = [(0, "before", 0.2), (3, "after", 0.4)]
+    (run / "events.jsonl").write_text(
+        "".join(
+            json.dumps(
+                {
+                    "event": "evaluation",
+                    "step": s,
+                    "tag": tag,
+                    "mode": "greedy",
+                    "overall": {"em": em},
+                    "time": 1.0,
+                }
+            )
+            + "\n"
+            for s, tag, em in scores
+        )
+    )
+    replayed = json.loads(output_of(capsys, "monitor", "replay", str(run), "--json"))
+    service = LikelihoodService(open_store(str(tmp_path / "likelihood.db")), MonitorRules())
+    service.put_event(
+        "mine", evaluation_event(0, 0, "before", "greedy", {"em": 0.2}, {"eval/em_greedy": 0.2})
+    )
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        metrics = json.loads(line)
+        service.put_step("mine", StepRecord(step=metrics.pop("step"), metrics=metrics))
+    assert service.judged("mine")["undecided"]["reward_gap"].startswith("1 value of the held-out score")
+    service.put_event("mine", evaluation_event(3, 0, "after", "greedy", {"em": 0.4}, {"eval/em_greedy": 0.4}))
+    why = service.judged("mine")["undecided"]["reward_gap"]
+    assert why == replayed["undecided"]["reward_gap"] == "2 values of the held-out score, and 3 are needed"
+
+
+def test_the_score_that_lacked_but_came_after_the_last_step_is_told():
+    monitor = PhaseMonitor()
+    for step in (1, 2, 3):
+        monitor.update({"step": step, "reward/mean": 0.5} | ({"eval/em_greedy": 0.2} if step < 3 else {}))
+    two = "2 values of the held-out score, and 3 are needed"
+    assert monitor.undecided()["reward_gap"] == two
+    told = monitor.undecided(["eval/em_greedy"])
+    assert told["reward_gap"] == f"{two}; one more came after the last step"
+    assert told | {"reward_gap": two} == monitor.undecided()

@@ -10,6 +10,7 @@ from chromium import CHROMIUM, browser, opened  # noqa: F401
 from suite_rows import asked, evaluation, row
 from test_likelihood_step_page import post
 
+from services.likelihood.evaluations import evaluation_event
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 from trainer.suite.sets import SETS
 from trainer.suite.shown.published import PUBLISHED
@@ -71,7 +72,7 @@ def test_own_questions_stand_in_the_tab_and_lead_to_their_answers(browser, serve
     )
     own.wait_for()
     (told,) = own.locator("tbody tr").all_inner_texts()
-    assert "falls, answers" in told and HOSTILE in told and ".750" in told and ".409–.929" in told
+    assert "falls, answers" in told and HOSTILE in told and "0.750" in told and "0.409–0.929" in told
     own.get_by_role("link", name="falls, answers").click()
     assert page.locator(".answers-read > li").count() == 8 and page.locator("main img").count() == 0
     page.get_by_role("link", name="wrong 2").click()
@@ -81,6 +82,28 @@ def test_own_questions_stand_in_the_tab_and_lead_to_their_answers(browser, serve
     assert page.locator("h2").first.inner_text() == "Own questions, by unspiral eval"
     assert page.errors == []
     page.close()
+
+
+def test_rows_of_training_lead_to_their_answers_where_these_were_kept(browser, tmp_path):
+    run = tmp_path / "mine"
+    (run / "trajectories").mkdir(parents=True)
+    segments = [{"by": "model", "text": "<answer> Rome </answer>"}]
+    answer = {"question": "where?", "golden_answers": ["Rome"], "reward": 1.0, "segments": segments}
+    (run / "trajectories" / "eval_after_greedy.jsonl").write_text(json.dumps(answer) + "\n")
+    with serve_in_thread(ServeSettings(store=str(run / "likelihood.db"), port=0)) as server:
+        httpx.post(f"{server.url}/v1/runs/mine/steps", json={"step": 12, "metrics": {}}).raise_for_status()
+        for mode in ("greedy", "sampled"):
+            event = evaluation_event(12, 0, "after", mode, {"em": 1.0, "n": 1}, {})
+            httpx.post(f"{server.url}/v1/runs/mine/events", json=event.model_dump()).raise_for_status()
+        page = opened(browser, f"{server.url}/#runs=mine&tab=evaluations")
+        rows = page.locator(".evaluations.own tbody tr")
+        rows.nth(1).wait_for()
+        assert [row.locator("a").count() for row in rows.all()] == [0, 1]
+        assert "1.000" in rows.nth(1).inner_text()
+        page.get_by_role("link", name="mine, step 12").click()
+        assert page.locator("h2").first.inner_text() == "step 12, greedy: held-out questions of mine"
+        assert page.locator(".answers-read > li").count() == 1 and page.errors == []
+        page.close()
 
 
 def test_a_run_without_evaluations_says_how_one_is_made_and_a_phone_does_not_scroll_sideways(browser, server):

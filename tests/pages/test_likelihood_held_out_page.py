@@ -60,8 +60,8 @@ def test_each_score_is_on_the_open_page_when_it_is_made(browser, run):
     rows = page.locator(".evaluations.own tbody tr")
     rows.nth(1).wait_for()
     assert [text.replace("\n", " ").split()[:-2] for text in rows.all_inner_texts()] == [
-        ["r,", "step", "2", "after", "greedy", ".970", ".936–.986", ".970", "200"],
-        ["r,", "before", "training", "before", "greedy", ".000", ".000–.019", ".000", "200"],
+        ["r,", "step", "2", "after", "greedy", "0.970", "0.936–0.986", "0.970", "200"],
+        ["r,", "before", "training", "before", "greedy", "0.000", "0.000–0.019", "0.000", "200"],
     ], "and when they were made"
     assert not page.errors
     page.close()

@@ -28,7 +28,7 @@ def run_folder(tmp_path, name, **more):
 
 
 def test_every_metric_of_a_figure_is_one_that_docs_name():
-    page = (ROOT / "docs" / "monitor.md").read_text() + (
+    page = (ROOT / "docs" / "metrics.md").read_text() + (
         ROOT / "services/likelihood/static/curves/page_curves.js"
     ).read_text()
     for figure in FIGURES:

@@ -81,8 +81,8 @@ class LearnerSettings(Settings):
     """Compile the decoder layers (torch.compile): faster after a minute's start, with less memory for
     activations. Not with zero_stage 3."""
     offload_optimizer: bool = False
-    """Keep fp32 master weights and Adam's moments in host memory, and step there: 12 bytes per parameter less
-    on GPU, a slower step. Needs zero_stage >= 1."""
+    """Keep fp32 master weights and Adam's moments in host memory, and step there, which is slower. One rank
+    with zero_stage 1 then takes 6 bytes per parameter on GPU instead of 20. Needs zero_stage >= 1."""
     lora: LoRASettings | None = None
     """Train LoRA adapters instead of all weights. Not with zero_stage 3."""
     start_timeout_seconds: float = Field(600.0, gt=0)

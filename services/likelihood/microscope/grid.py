@@ -81,6 +81,8 @@ class StepSamples(Answer):
     sources: list[str]
     """Data sources of the step."""
     heaviest: Heaviest | None
+    untouched: str | None
+    """Why LLDS pulls no token of the step up, as its metrics say; null where it may, or nothing is known."""
     first: int | None
     """First step of which trajectories are kept."""
     previous: int | None
@@ -100,6 +102,18 @@ class Filters(BaseModel):
     rule: str | None = None
     """The rule of an alarm, for the order `alarm` and for what weighs most."""
     limit: int = 100
+
+
+def _untouched(store: LikelihoodStore, run: str, step: int) -> str | None:
+    metrics = {name: value for line in store.steps(run, step, step) for name, value in line.metrics.items()}
+    if metrics.get("llds/lambda") == 0:
+        return "it is off (lambda 0)"
+    if metrics.get("learner/optimiser_steps") != 0:
+        return None
+    if metrics.get("learner/skipped"):
+        return "nothing was updated at this step: its gradient was not finite"
+    all_equal = metrics.get("groups/zero_variance") == 1
+    return f"nothing was updated at this step{': all advantages are 0' if all_equal else ''}"
 
 
 def step_samples(store: LikelihoodStore, run: str, step: int, filters: Filters) -> StepSamples:
@@ -131,6 +145,7 @@ def step_samples(store: LikelihoodStore, run: str, step: int, filters: Filters) 
         more_groups=max(0, len(groups) - filters.limit),
         sources=sorted({head.data_source for head in heads if head.data_source is not None}),
         heaviest=heaviest_of(left, filters.rule),
+        untouched=_untouched(store, run, step),
         first=min(steps, default=None),
         previous=max((s for s in steps if s < step), default=None),
         next=min((s for s in steps if s > step), default=None),

@@ -8,7 +8,7 @@ are ours. Reward decides over `collapsed` alone, and over the name `stagnation`,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,13 +107,20 @@ class PhaseMonitor:
             self.signs.settle(step)
         return PhaseState(step, self.phase, self.since, raised, cleared, list(self.open.values()))
 
-    def undecided(self) -> dict[Rule, str]:
+    def undecided(self, later: Collection[str] = ()) -> dict[Rule, str]:
         """The rules that cannot judge the run yet, each with the reason: they have seen no sign, and could
-        not have seen one."""
+        not have seen one. later: metrics of which one more value is known, that came after the last step: it
+        is counted, and where it is the one that lacked, that is said."""
         if self.step >= 0 and not self.counts:  # the state of an earlier version, which did not count
             return {}
         found = {rule: detector.undecided(self.counts) for rule, detector in self.detectors.items()}
-        return {rule: why for rule, why in found.items() if why}
+        undecided = {rule: why for rule, why in found.items() if why}
+        if later and undecided:
+            known = {**self.counts, **{name: self.counts.get(name, 0) + 1 for name in later}}
+            for rule, why in undecided.items():
+                with_it = self.detectors[rule].undecided(known)
+                undecided[rule] = with_it or f"{why}; one more came after the last step"
+        return undecided
 
     def _step_of(self, metrics: Mapping[str, Any]) -> int:
         step = metrics.get("step")

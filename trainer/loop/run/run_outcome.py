@@ -75,7 +75,13 @@ class RunOutcome:
                     out[f"em_{when}{suffix}"] = score["em"]
                     if "n" in score:
                         out["em_questions"] = score["n"]
-        if undecided := self.monitor.undecided():
+        # Held-out scores of the last step's weights: the monitor reads lines, and none follows.
+        last = {
+            f"eval/em_{tag.split('/')[1]}"
+            for tag, score in self.scores.items()
+            if score.get("step") == self.step
+        }
+        if undecided := self.monitor.undecided(last if self.step else ()):
             out["undecided"] = undecided
         if course := course_of_run(self.folder.metrics_path):
             out["reward"] = course

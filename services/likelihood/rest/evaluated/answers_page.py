@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 from services.common.counting import counted
 from services.likelihood.rest.evaluated.kept import Answer, Kept, Scores, protocol_of
 from services.likelihood.rest.evaluated.list_page import asked_of
+from services.likelihood.rest.evaluated.of_training import OfTraining
 from services.likelihood.rest.evaluated.shell import cell, framed, interval, link, panel, share, table
 
 ON_A_PAGE = 50
@@ -42,48 +43,53 @@ class Shown:
         return "?" + urlencode({k: v for k, v in given.items() if v not in (None, "", "all", 1)})
 
 
-def answers_page(run: str, name: str, kept: Kept, shown: Shown) -> str:
-    """kept: the answers. shown: which of them are on the page."""
+def answers_page(
+    run: str, name: str, kept: Kept, shown: Shown, trained: OfTraining | None = None, *, there: bool = True
+) -> str:
+    """kept: the answers. shown: which of them are on the page. trained: of questions that the run asked while
+    it trained. there: whether the run has a page of its own."""
     made = datetime.fromtimestamp(kept.file.stat().st_mtime, UTC)
-    about = protocol_of(kept.file)
-    said = (
-        asked_of(about)
-        if about
-        else "asked while the run trained"
-        if name.startswith("eval_")
-        else asked_of({})
-    )
-    scores = [_scores("all questions", kept.scores)]
+    about = trained.about if trained else protocol_of(kept.file)
+    if trained or name.startswith("eval_"):
+        said = f"asked while the run trained{f'; {name}' if trained else ''}"
+    else:
+        said = asked_of(about)
+    heading = f"{trained.heading}: held-out questions of {run}" if trained else f"{name} of {run}"
+    f1 = trained.f1 if trained else None
+    has_f1 = kept.scores.f1 is not None or (trained is not None and trained.f1 is not None)
+    scores = [_scores("all questions", kept.scores, has_f1, f1)]
     if len(kept.sources) > 1:
-        scores += [_scores(source, one) for source, one in kept.sources.items()]
+        scores += [_scores(source, one, has_f1) for source, one in kept.sources.items()]
     parts = [
         panel(
-            f"{name} of {run}",
+            heading,
             f'<p class="muted under">{html.escape(said)}; {made:%Y-%m-%d %H:%M} UTC</p>',
-            table([head for head in HEADS if head != F1 or kept.scores.f1 is not None], scores),
+            table([head for head in HEADS if head != F1 or has_f1], scores),
             _protocol(about),
         ),
         _answers(kept, shown),
     ]
-    return framed(run, f"{name} of {run}", parts, below=True)
+    return framed(run, heading, parts, below=True, there=there)
 
 
-def missing_page(run: str, name: str | None) -> str:
-    """Where there is no such run, or no such evaluation of it."""
+def missing_page(run: str, name: str | None, *, there: bool = True) -> str:
+    """Where there is no such run, or no such evaluation of it. there: whether the run has a page."""
     if name is None:
         said = f"<p>No run {html.escape(run)} in this store. {link('/', 'All runs')}</p>"
-        return framed(run, f"No run {run}", [panel(f"No run {run}", said)])
+        return framed(run, f"No run {run}", [panel(f"No run {run}", said)], there=False)
     said = (
         f"<p>{html.escape(run)} has no evaluation {html.escape(name)}. The list has those that there are.</p>"
     )
-    return framed(run, f"No evaluation {name}", [panel(f"No evaluation {name}", said)], below=True)
+    parts = [panel(f"No evaluation {name}", said)]
+    return framed(run, f"No evaluation {name}", parts, below=True, there=there)
 
 
-def _scores(name: str, scores: Scores) -> str:
+def _scores(name: str, scores: Scores, has_f1: bool, f1: float | None = None) -> str:
+    """has_f1: whether the table has its column. f1: where the answers themselves have none."""
     return (
         f'<tr><th scope="row">{html.escape(name)}</th>'
         + cell(share(scores.em), "Exact match", small=interval(*scores.interval))
-        + (cell(share(scores.f1), "F1") if scores.f1 is not None else "")
+        + (cell(share(f1 if scores.f1 is None else scores.f1), "F1") if has_f1 else "")
         + cell(f"{scores.n:,}", "Questions")
         + cell(f"{scores.searches:.2f}", "Searches")
         + cell(f"{100 * scores.answered:.0f} %", "Answered")
@@ -144,9 +150,9 @@ def _answers(kept: Kept, shown: Shown) -> str:
     last = first - 1 + len(part)
     pages = []
     if first > 1:
-        pages.append(link(replace(shown, first=max(1, first - ON_A_PAGE)).query(), "← earlier"))
+        pages.append(link(replace(shown, first=max(1, first - ON_A_PAGE)).query(), "← previous"))
     if last < len(places):
-        pages.append(link(replace(shown, first=last + 1).query(), "later →"))
+        pages.append(link(replace(shown, first=last + 1).query(), "next →"))
     said = f"{first:,} to {last:,} of {counted(len(places), 'answer')}" if part else "No such answer."
     return panel(
         "Answers",

@@ -66,10 +66,12 @@ def list_page(
     events: Sequence[Mapping[str, Any]],
     asked: Mapping[str, Path],
     others: Sequence[str] = (),
+    *,
+    there: bool = True,
 ) -> str:
     """suites: the file of each suite's own page, by its name; own: answers to other questions; events: the
     held-out scores of training, oldest first; asked: the answers to these that were kept; others: names of
-    folders beside the run's that hold evaluations, and no run."""
+    folders beside the run's that hold evaluations, and no run; there: whether the run has a page."""
     parts = []
     scored = [event for event in events if isinstance(event["data"].get("overall"), dict)]
     if own:
@@ -89,7 +91,7 @@ def list_page(
     if others:
         ways = ", ".join(link(f"/runs/{quote(name)}/evaluations", name) for name in others)
         parts.append(hint(f"Beside the runs, evaluations of models that were not trained here: {ways}."))
-    return framed(run, title, parts)
+    return framed(run, title, parts, there=there)
 
 
 def _own(name: str, kept: Kept) -> str:

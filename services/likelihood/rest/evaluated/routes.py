@@ -12,7 +12,7 @@ import html
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from fastapi import FastAPI, HTTPException, Query
@@ -27,6 +27,7 @@ from services.likelihood.records import RUN_PATTERN
 from services.likelihood.rest.evaluated.answers_page import Shown, answers_page, missing_page
 from services.likelihood.rest.evaluated.kept import Kept, kept_in, own_files, protocol_of, training_files
 from services.likelihood.rest.evaluated.list_page import TABLE, list_page
+from services.likelihood.rest.evaluated.of_training import of_training
 from services.likelihood.rest.paths import Run
 from services.likelihood.store.base import EVALUATION, LikelihoodStore, NotStored
 from services.likelihood.store.of_folder import FolderStore
@@ -78,20 +79,29 @@ def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
         file = own_of(run).get(name) or (training_files(folder).get(name) if folder else None)
         return kept_in(file) if file else None
 
-    def known(run: str) -> bool:
-        if folder_of(store, run) is not None:
-            return True
+    def stored(run: str) -> bool:
+        """Whether it has a page: a folder in which nothing was trained has none."""
         try:
             store.info(run)
         except NotStored:
             return False
         return True
 
+    def evaluations_of(run: str) -> list[dict[str, Any]]:
+        """What its training posted, oldest first; nothing of a run that has posted nothing yet."""
+        with suppress(NotStored):
+            return store.events(run, MOST_EVENTS, EVALUATION)
+        return []
+
     @app.get("/v1/runs/{run}/evaluations")
-    def evaluation_names(run: Run) -> list[str]:
-        """Names of the evaluations that `unspiral eval` left in the run's folder; each has a page,
+    def evaluation_names(run: Run, of: Literal["eval", "training"] = "eval") -> list[str]:
+        """Names of the evaluations that `unspiral eval` left in the run's folder, or with `of=training` of
+        the answers to held-out questions that training kept there; each has a page,
         /runs/RUN/evaluations/NAME. Empty where the store does not lie in the run's folder. The held-out
         scores of training are events: /v1/runs/RUN/events?kind=evaluation."""
+        if of == "training":
+            folder = folder_of(store, run)
+            return [*training_files(folder)] if folder else []
         return [*suites_of(run), *own_of(run)]
 
     @app.get("/v1/runs/{run}/evaluations/{name}", responses=described(404))
@@ -119,16 +129,14 @@ def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
 
     @app.get("/runs/{run}/evaluations", response_class=HTMLResponse, include_in_schema=False)
     def evaluations(run: Run) -> HTMLResponse:
-        if not known(run):
+        if folder_of(store, run) is None and not stored(run):
             return HTMLResponse(missing_page(run, None), 404, headers=OWN_HEADERS)
-        events: list[dict[str, Any]] = []
         folder = folder_of(store, run)
         own = {n: kept for n, file in own_of(run).items() if (kept := kept_in(file))}
-        with suppress(NotStored):  # of a run that has posted nothing yet
-            events = store.events(run, MOST_EVENTS, EVALUATION)
+        events = evaluations_of(run)
         asked = training_files(folder) if folder else {}
         others = [name for name in untrained_in(store) if name != run]
-        page = list_page(run, suites_of(run), own, events, asked, others)
+        page = list_page(run, suites_of(run), own, events, asked, others, there=stored(run))
         return HTMLResponse(page, headers=OWN_HEADERS)
 
     @app.get("/runs/{run}/evaluations/{name}", response_class=HTMLResponse, include_in_schema=False)
@@ -147,7 +155,14 @@ def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
             return HTMLResponse(text, headers=HEADERS)
         kept = answers_of(run, name)
         if kept is None:
-            return HTMLResponse(missing_page(run, name), 404, headers=OWN_HEADERS)
+            missing = missing_page(run, name, there=stored(run))
+            return HTMLResponse(missing, 404, headers=OWN_HEADERS)
+        shown = Shown(show, source, find, first)
+        trained = (
+            None
+            if name in own_of(run)
+            else of_training(run, folder_of(store, run), name, evaluations_of(run))
+        )
         return HTMLResponse(
-            answers_page(run, name, kept, Shown(show, source, find, first)), headers=OWN_HEADERS
+            answers_page(run, name, kept, shown, trained, there=stored(run)), headers=OWN_HEADERS
         )

@@ -10,15 +10,17 @@ from urllib.parse import quote
 PAGE = Path(__file__).parents[2] / "static" / "evaluations.html"
 
 
-def framed(run: str, title: str, parts: Iterable[str], *, below: bool = False) -> str:
-    """A page with the ways back to the run, and, below the list, to the list."""
-    ways = [link(f"/#runs={quote(quote(run))}", f"← run {run}")]
+def framed(run: str, title: str, parts: Iterable[str], *, below: bool = False, there: bool = True) -> str:
+    """A page with the ways back to the run, and, below the list, to the list. there: whether the run has a
+    page; where nothing was trained, the way leads to all runs."""
+    back = f"/#runs={quote(quote(run))}" if there else "/"
+    ways = [link(back, f"← run {run}" if there else "← all runs")]
     if below:
         ways.append(link(f"/runs/{quote(run)}/evaluations", f"evaluations of {run}"))
     text = PAGE.read_text(encoding="utf-8")
     for place, part in {
         "<!--title-->": html.escape(title),
-        "<!--run-href-->": f"/#runs={quote(quote(run))}",
+        "<!--run-href-->": back,
         "<!--ways-->": "".join(ways),
         "<!--parts-->": "\n".join(parts),
     }.items():

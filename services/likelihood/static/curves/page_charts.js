@@ -22,7 +22,6 @@
     if (!line.colour && count > 6) return onScale(U.dark() ? SCALE_DARK : SCALE_LIGHT, index / (count - 1));
     return (U.dark() ? LINES_DARK : LINES_LIGHT)[line.colour || "abcdef"[index % 6]];
   };
-  const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 4], [1, 5], [14, 4], [14, 3, 2, 3, 2, 3], [7, 2], [4, 8], [1, 2], [10, 3, 5, 3]];
   const STEPS = [1, 2, 5].flatMap((n) => [...Array(10)].map((_, k) => n * 10 ** k)).sort((a, b) => a - b); // no half step on an axis
   const faint = (colour, alpha) => colour + Math.round(alpha * 255).toString(16).padStart(2, "0");
 
@@ -47,13 +46,14 @@
       this.definition = definition;
       this.app = app;
       this.place = node("span", { class: "unit" }, definition.unit);
+      this.beyond = node("span", { class: "beyond" });
       this.legend = node("div", { class: "legend" });
       this.plot = node("div", { class: "plot", tabindex: "0", role: "img", onkeydown: (e) => this.key(e) });
-      this.table = node("details", { class: "values", ontoggle: () => this.fillTable() }, node("summary", {}, "Values (smoothed as drawn)"), node("div"));
+      this.table = node("details", { class: "values", ontoggle: () => this.fillTable() }, node("summary"), node("div"));
       this.figure = node(
         "figure",
         {},
-        node("figcaption", {}, node("strong", {}, definition.title), this.place, U.chartTools(this)),
+        node("figcaption", {}, node("strong", {}, definition.title), this.place, this.beyond, U.chartTools(this)),
         definition.note ? node("p", { class: "note" }, definition.note) : null,
         this.legend,
         this.plot,
@@ -70,8 +70,9 @@
       this.curves = this.lines.flatMap((line, l) =>
         runs
           .filter((r) => r.series.series[line.key])
-          .map((run) => ({ run, line, l, colour: runs.length > 1 ? run.colour : lineColour(line, l, this.lines.length), dash: runs.length > 1 ? DASHES[l % DASHES.length] : [] })),
+          .map((run) => ({ run, line, l, colour: runs.length > 1 ? run.colour : lineColour(line, l, this.lines.length) })),
       );
+      for (const curve of this.curves) curve.dash = U.dashOf(curve, this.curves, runs.length);
       this.figure.hidden = !this.curves.length;
       if (this.curves.length) this.draw();
       return this.curves.length > 0;
@@ -132,6 +133,7 @@
       }
       this.drawLegend();
       this.describe();
+      this.table.firstChild.textContent = this.app.smooth > 1 ? "Values (smoothed as drawn)" : "Values";
       if (this.table.open) this.fillTable();
     }
 
@@ -262,6 +264,7 @@
       ctx.clip();
       ctx.lineWidth = devicePixelRatio;
       const limit = this.app.view.minus ? null : this.definition.limit;
+      this.beyond.textContent = limit ? U.beyond(limit, u.scales.y) : "";
       if (limit && u.scales.y.min < limit[0] && limit[0] < u.scales.y.max) {
         const y = u.valToPos(limit[0], "y", true);
         ctx.strokeStyle = ctx.fillStyle = U.colour("acceleration");
@@ -349,7 +352,7 @@
 
     // One entry per line; its value for each run, in the run's colour. With one line, one entry per run.
     drawLegend() {
-      const shape = this.curves.map((c) => this.id(c) + c.colour).join() + [...this.app.view.off].join();
+      const shape = this.curves.map((c) => this.id(c) + c.colour + c.dash).join() + [...this.app.view.off].join() + this.app.smooth;
       if (shape === this.legendShape) return this.follow(this.u);
       this.legendShape = shape;
       this.outputs = new Map();
@@ -365,7 +368,7 @@
           button.innerHTML = `<svg width="20" height="8" aria-hidden="true"><line x1="0" y1="4" x2="20" y2="4" stroke="${stroke}" stroke-width="2.5" stroke-dasharray="${dash.join(" ")}"/></svg>`;
           button.append(byLine || this.runs.length === 1 ? line.label : U.titleOf(run));
           for (const curve of curves) {
-            const output = node("output", { style: byLine ? `color:${curve.colour}` : null, title: `${U.titleOf(curve.run)}: last value, and ~ smoothed over ${this.app.smooth} points` }, node("b"), node("small"));
+            const output = node("output", { style: byLine ? `color:${curve.colour}` : null, title: `${U.titleOf(curve.run)}: last value${this.app.smooth > 1 && !line.sparse ? `, and ~ smoothed over ${this.app.smooth} points` : ""}` }, node("b"), node("small"));
             this.outputs.set(this.id(curve), output);
             button.append(output);
           }

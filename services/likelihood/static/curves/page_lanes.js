@@ -30,6 +30,31 @@
     silent_llds: ["llds/active_tokens", "llds/lambda", "llds/min_drop", "llds/largest_drop", "learner/optimiser_steps", "groups/zero_variance"],
   };
 
+  // What each rule is a sign of, as in docs/monitor.md (a test compares them).
+  U.SIGNS = {
+    likelihood: "earlier right answers lose likelihood: decay",
+    acceleration: "the fall is large, or further signs agree",
+    collapse: "the reward is lost",
+    leak: "tokens that are learnt but cannot be sampled",
+    nonfinite: "the loss has broken (NaN, infinity)",
+    dead_batch: "a model that never writes the tags, or a dead reward",
+    no_reward: "a judge that is down",
+    gradient: "the loss is about to break",
+    entropy_low: "the policy has become deterministic",
+    entropy_high: "the policy turns into noise",
+    interaction: "the agent stops searching, or never answers",
+    validity: "the form goes",
+    mismatch: "the samples are not the policy's own",
+    degenerate_groups: "groups that teach nothing, many of them wrong",
+    truncation: "trajectories that are cut off",
+    length: "loops, a reward for length, or guesses",
+    retrieval: "searches that bring nothing new",
+    garbage: "text between the tags decays while the reward holds",
+    control_tokens: "the tags become unlikely",
+    reward_gap: "the reward is paid for something else",
+    silent_llds: "LLDS is on, and does nothing",
+  };
+
   // From the first sign to the alarm it is watched; from the alarm to its end (or the run's last step) it stands.
   function spans(run, rule) {
     const last = run.last_step ?? run.series.step[run.series.step.length - 1] ?? 0;
@@ -72,7 +97,7 @@
   }
 
   // A name of several words may go on in the next line.
-  const breakable = (name) => node("span", {}, ...name.split("_").flatMap((word, i) => (i ? ["_", node("wbr"), word] : [word])));
+  const breakable = (name, rule = name) => node("span", { title: `${name}: ${U.SIGNS[rule]}` }, ...name.split("_").flatMap((word, i) => (i ? ["_", node("wbr"), word] : [word])));
 
   function lane(run, rule, [low, high], many) {
     const title = many ? `${rule}, ${U.titleOf(run)}` : rule;
@@ -88,7 +113,7 @@
       bar.append(node("button", { type: "button", style, title: label, "aria-label": label, "data-keep": `${title} ${span.state} ${span.first}`, onclick: () => show(run, span.alarm) }));
     }
     const swatch = many ? [node("span", { class: "swatch", style: `background:${run.colour}` }), " "] : [];
-    return node("div", { class: "lane rule" }, node("span", { title }, ...swatch, breakable(rule)), bar);
+    return node("div", { class: "lane rule" }, node("span", { title: `${title}: ${U.SIGNS[rule]}` }, ...swatch, breakable(rule)), bar);
   }
 
   U.drawLanes = (runs, range) => {
@@ -112,7 +137,7 @@
           read = true;
           over &&= U.over(run);
           const title = runs.length > 1 ? `${rule}, ${U.titleOf(run)}` : rule;
-          waiting.set(why, [...(waiting.get(why) || []), title]);
+          waiting.set(why, [...(waiting.get(why) || []), [title, rule]]);
           continue;
         }
         const has = metrics.some((name) => run.series.series[name]) || run.alarms.some((a) => a.rule === rule);
@@ -128,14 +153,14 @@
     const fold = node("details", { id: "quiet-lanes", open: $("quiet-lanes")?.open ?? false }, node("summary", {}, `${quiet.length}${lanes.length ? " more" : ""} saw no sign`), ...quiet);
     // They are not quiet: of such a rule no sign could have been seen.
     const count = [...waiting.values()].flat().length;
-    const reasons = [...waiting].map(([why, rules]) => node("li", {}, node("strong", {}, why), ": ", ...rules.flatMap((rule, i) => (i ? [", ", breakable(rule)] : [breakable(rule)]))));
+    const reasons = [...waiting].map(([why, rules]) => node("li", {}, node("strong", {}, why), ": ", ...rules.flatMap((one, i) => (i ? [", ", breakable(...one)] : [breakable(...one)]))));
     const undecided = node("details", { id: "undecided-lanes", open: $("undecided-lanes")?.open ?? false }, node("summary", {}, `${count} ${over ? "did not have what they need" : "cannot judge yet"}`), node("ul", { class: "reasons" }, ...reasons));
     U.redraw($("lanes"), ...lanes, quiet.length ? fold : null, count ? undecided : null);
     const missing = unread.length ? [node("li", { class: "unread" }, `not recorded: ${unread.join(", ")}`)] : [];
     const whose = runs.length > 1 ? runs.map((run) => node("li", {}, node("span", { class: "swatch", style: `background:${run.colour}` }), U.titleOf(run))) : [];
     const key = (colour, text) => node("li", {}, node("span", { class: "swatch", style: `background:var(--${colour})` }), text);
     $("lane-key").replaceChildren(...whose, ...missing);
-    $("lane-states").replaceChildren(key("grid", "quiet"), key("stagnation", "watch: the sign is seen"), key("acceleration", "alarm"));
+    $("lane-states").replaceChildren(key("grid", "quiet"), key("stagnation", "watch: the sign is seen"), key("acceleration", "alarm"), ...Object.entries(U.SIGNS).map(([rule, sign]) => node("li", {}, node("span", {}, node("strong", {}, breakable(rule)), `: ${sign}`))));
     $("lane-help").hidden = false;
   };
 })();

@@ -56,4 +56,22 @@
   };
 
   U.titleOf = (run) => run.label || run.title || run.run;
+
+  const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 4], [1, 5], [14, 4], [14, 3, 2, 3, 2, 3], [7, 2], [4, 8], [1, 2], [10, 3, 5, 3]];
+  // Whether one line hides another: at more than half of the steps that both have they are equal.
+  const hides = (left, right) => {
+    const both = left.map((value, i) => [value, right[i]]).filter((pair) => pair.every((v) => v !== null && v !== undefined));
+    return both.length > 0 && 2 * both.filter(([a, b]) => a === b).length > both.length;
+  };
+
+  // Of several runs each line of a chart has dashes of its own. Those of one run are told apart by their colours: one that hides
+  // an earlier one is dashed, so that both are seen.
+  U.dashOf = (curve, curves, runs) => {
+    const meanOf = ({ run, line }) => run.series.series[line.key].mean;
+    if (runs === 1 && !curves.slice(0, curves.indexOf(curve)).some((other) => hides(meanOf(other), meanOf(curve)))) return [];
+    return DASHES[curve.l % DASHES.length];
+  };
+
+  // A threshold that the axis does not reach is said: without it nobody could tell that a curve is well.
+  U.beyond = ([value, name], { min, max }) => (value > min && value < max ? "" : `${name} at ${String(value).replace("-", "−")}, ${value >= max ? "above" : "below"} this range`);
 })();

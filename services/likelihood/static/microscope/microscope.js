@@ -158,7 +158,7 @@
       const a = all.find((t) => t.uid === choice.a) || right[0] || all[0];
       const b = all.find((t) => t.uid === choice.b && t.uid !== a.uid) || U.partner(all, a);
       this.choice = { ...choice, group };
-      this.view = { trajectories: all, heads: shown, a, b, scale: U.scaleOf(all), through: U.samples.through(this.run, all[0]), choose: (side, uid) => this.choose(side, uid) };
+      this.view = { trajectories: all, heads: shown, untouched: this.heads.untouched, a, b, scale: U.scaleOf(all), through: U.samples.through(this.run, all[0]), choose: (side, uid) => this.choose(side, uid) };
       this.draw();
       for (const card of this.grid.children) card.setAttribute("aria-pressed", String(card.dataset.group === group));
       const pressed = this.grid.querySelector("[aria-pressed=true]");

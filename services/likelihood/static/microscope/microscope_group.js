@@ -57,7 +57,7 @@
     const { trajectories, heads, a, b, scale } = view;
     const parted = b ? U.shared(a, b) : null;
     const held = trajectories.some((t) => t.segments.some((s) => s.held));
-    const children = [heading(a, view.through), table(view, heads, trajectories), U.legendOf(scale, held)];
+    const children = [heading(a, view.through), table(view, heads, trajectories), U.legendOf(scale, held, view.untouched)];
     if (parted) children.push(sharedPart(a, b, parted, scale));
     const columns = node("div", { class: `pair${b ? "" : " alone"}` }, column(a, "A", parted, scale));
     if (b) columns.append(column(b, "B", parted, scale));

@@ -40,12 +40,13 @@
     return node("span", { class: "scale" }, node("span", { class: "what" }, what), node("span", { class: "ramp-box" }, bar, marks), node("span", {}, "gained"));
   };
 
-  U.legendOf = (scale, held) =>
+  // untouched: why LLDS pulls no token of the step up, where that is known.
+  U.legendOf = (scale, held, untouched) =>
     node(
       "div",
       { class: "legend-row" },
       U.rampOf("Change of a token's log-prob by the update, in nats: lost", scale),
-      held ? node("span", {}, node("span", { class: "t held" }, "underlined"), ": LLDS pulls it up") : node("span", { class: "muted" }, "LLDS pulls no token up here: it is off, or nothing was updated at this step"),
+      held ? node("span", {}, node("span", { class: "t held" }, "underlined"), ": LLDS pulls it up") : node("span", { class: "muted" }, `LLDS pulls no token up here: ${untouched || "it is off, or nothing was updated at this step"}`),
       node("span", {}, node("span", { class: "t unscored" }, "dotted"), ": not scored again"),
     );
 

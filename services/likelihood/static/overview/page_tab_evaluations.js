@@ -33,8 +33,10 @@
     return U.wide("Exact match", node("table", { class: "evaluations" }, node("thead", {}, node("tr", {}, node("th", { scope: "col" }, "Exact match"), ...heads)), node("tbody", {}, ...body)));
   }
 
+  const pageOf = (run, name) => `/runs/${encodeURIComponent(run.run)}/evaluations/${encodeURIComponent(name)}`;
   const swatch = (run) => node("span", { class: "swatch", style: `background:${run.colour}` });
-  const score = (value, low, high) => node("td", { class: "n" }, typeof value === "number" ? short(value) : "–", typeof low === "number" ? node("small", { class: "muted" }, `${short(low)}–${short(high)}`) : null);
+  // Beside the papers' sets three digits, as on the other pages.
+  const score = (value, low, high) => node("td", { class: "n" }, typeof value === "number" ? value.toFixed(3) : "–", typeof low === "number" ? node("small", { class: "muted" }, `${low.toFixed(3)}–${high.toFixed(3)}`) : null);
   const day = (seconds) => node("td", {}, new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, 16));
   function scored(title, heads, rows, hint) {
     const head = heads.map((text, i) => node("th", { scope: "col", class: i > 1 && i < heads.length - 1 ? "n" : null }, text));
@@ -60,21 +62,26 @@
     return scored("Own questions, by unspiral eval", ["Evaluation", "Template", "Exact match", "F1", "Questions", "Made, UTC"], rows, ["Greedy answers, with the 95 % interval of the exact match. A name leads to every answer with its searches."]);
   }
 
-  // The held-out questions that were asked while the runs trained, the newest first.
-  function heldOut(runs) {
+  // The held-out questions that were asked while the runs trained, the newest first. kept: of each run the names of those whose answers
+  // lie in its folder: they have a page.
+  function heldOut(runs, kept) {
     const found = runs.flatMap((run) => (run.events || []).filter((e) => e.kind === "evaluation" && e.data?.overall).map((event) => ({ run, event }))).reverse();
     if (!found.length) return null;
     const rows = found.map(({ run, event: { step, time, data } }) => {
       const { em, f1, n } = data.overall;
       const [low, high] = n > 0 && em >= 0 && em <= 1 ? U.wilson(em, n) : [];
       const cells = [node("td", {}, String(data.mode ?? "–")), score(em, low, high), score(f1), node("td", { class: "n" }, String(n ?? "–")), day(time)];
-      return node("tr", {}, node("th", { scope: "row" }, swatch(run), ` ${U.titleOf(run)}, ${step ? `step ${step}` : "before training"}`, node("small", { class: "muted" }, String(data.tag ?? ""))), ...cells);
+      const name = `eval_${data.tag}_${data.mode}`;
+      const title = `${U.titleOf(run)}, ${step ? `step ${step}` : "before training"}`;
+      const shown = kept.get(run.run)?.includes(name) ? node("a", { href: pageOf(run, name) }, title) : title;
+      return node("tr", {}, node("th", { scope: "row" }, swatch(run), " ", shown, node("small", { class: "muted" }, String(data.tag ?? ""))), ...cells);
     });
     const ways = runs.flatMap((run, i) => [i ? ", " : "", node("a", { href: `/runs/${encodeURIComponent(run.run)}/evaluations` }, U.titleOf(run))]);
     return scored("Held-out questions of training", ["Weights of", "Mode", "Exact match", "F1", "Questions", "Made, UTC"], rows, ["The answers, to be read: evaluations of ", ...ways, "."]);
   }
 
-  const asked = (runs) => runs.flatMap((run) => (run.evaluations || []).map((name) => ({ run, name, at: `/runs/${encodeURIComponent(run.run)}/evaluations/${encodeURIComponent(name)}` })));
+  const asked = (runs) => runs.flatMap((run) => (run.evaluations || []).map((name) => ({ run, name, at: pageOf(run, name) })));
+  const keptOf = async (run) => [run.run, await U.source.get(`/v1/runs/${encodeURIComponent(run.run)}/evaluations?of=training`).catch(() => [])];
   async function draw(panel, runs) {
     const wanted = asked(runs);
     const made = runs.map((run) => [run.run, run.colour, run.title, (run.events || []).filter((e) => e.kind === "evaluation").map((e) => [e.step, e.text])]);
@@ -82,13 +89,14 @@
     if (panel.shape === shape) return;
     panel.shape = shape;
     const answers = await Promise.all(wanted.map(({ at }) => U.source.get(`/v1${at}`).catch(() => null)));
+    const kept = new Map(await Promise.all(runs.map(keptOf)));
     if (panel.shape !== shape) return; // other runs were chosen meanwhile
     const placed = wanted.map((one, i) => ({ ...one, answer: answers[i] }));
     const suites = placed.filter(({ answer }) => answer?.measured);
     const rows = suites.flatMap(({ run, name, at, answer }) => answer.measured.map((row) => ({ ...row, run, name, href: at })));
     const lacking = placed.filter(({ answer }) => !answer).map(({ run, name }) => `${U.titleOf(run)}, ${name}`);
     const asking = own(placed.filter(({ answer }) => answer?.scores).map(({ run, name, at, answer }) => ({ ...answer, run, name, at })));
-    const training = heldOut(runs);
+    const training = heldOut(runs, kept);
     const none = !asking && !training && !wanted.length;
     const more = [
       suites.length ? table(suites[0].answer, rows) : null,
