@@ -118,22 +118,32 @@ def test_messages_and_pages_give_the_same_commands():
     ("noted", "says"),
     [
         (
-            {"url": "file:///my%20wheels/unspiral-1-py3-none-any.whl", "archive_info": {}},
-            "from Unspiral's wheel: pip install '/my wheels/unspiral-1-py3-none-any.whl[redis]'",
+            {"url": "file://TMP/my%20wheels/unspiral-1-py3-none-any.whl", "archive_info": {}},
+            "from the wheel that this was installed from: pip install "
+            "'TMP/my wheels/unspiral-1-py3-none-any.whl[redis]'",
         ),
         (
-            {"url": "file:///src", "dir_info": {}},
+            {"url": "file://TMP/src", "dir_info": {}},
+            "from the checkout that this was installed from: pip install 'TMP/src[redis]'",
+        ),
+        (
+            {"url": "file://TMP/gone", "dir_info": {}},
             "from Unspiral's wheel (WHEEL: its file): pip install 'WHEEL[redis]'",
         ),
         (None, "from Unspiral's wheel (WHEEL: its file): pip install 'WHEEL[redis]'"),
     ],
 )
-def test_an_install_from_a_wheel_is_not_sent_to_a_checkout(monkeypatch, tmp_path, noted, says):
+def test_an_install_from_elsewhere_names_what_it_was_installed_from(monkeypatch, tmp_path, noted, says):
+    for made in ("my wheels/unspiral-1-py3-none-any.whl", "src/pyproject.toml"):
+        (tmp_path / made).parent.mkdir()
+        (tmp_path / made).touch()
+
     class Installed:
         def read_text(self, name):
-            return json.dumps(noted) if noted and name == "direct_url.json" else None
+            text = json.dumps(noted).replace("TMP", str(tmp_path))
+            return text if noted and name == "direct_url.json" else None
 
     monkeypatch.setattr(extras, "_CHECKOUT", tmp_path / "pyproject.toml")
     monkeypatch.setattr(extras.metadata, "distribution", lambda name: Installed())
-    assert not_installed("redis") == f"redis is not installed; {says}"
+    assert not_installed("redis") == f"redis is not installed; {says.replace('TMP', str(tmp_path))}"
     assert "install '." not in not_installed("torch") and "install .;" not in not_installed("numba")

@@ -4,10 +4,13 @@ made here."""
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from services.common.errors import EnvironmentLacks
@@ -93,24 +96,42 @@ def how_to_install(extra: str | None) -> str:
     text = f"{command}{gpus}"
     if _CHECKOUT.is_file():
         return f"in a checkout of Unspiral: {text}"
-    wheel = _wheel()
-    text = text.replace("install .", f"install '{wheel or 'WHEEL'}'").replace("'.[", f"'{wheel or 'WHEEL'}[")
-    if wheel is None:
+    source = _source()
+    place = source.path if source else "WHEEL"
+    text = text.replace("install .", f"install {shlex.quote(place)}")
+    text = re.sub(r"'\.(\[\w+\])'", lambda extra: shlex.quote(place + extra[1]), text)
+    if source is None:
         return f"from Unspiral's wheel (WHEEL: its file): {text}"
-    return f"from Unspiral's wheel: {text}"
+    return (
+        f"from {'the checkout' if source.is_checkout else 'the wheel'} that this was installed from: {text}"
+    )
 
 
 _CHECKOUT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 
 
-def _wheel() -> str | None:
-    """The file that Unspiral was installed from, as pip has noted it; None where it was no file here."""
+class _Source(NamedTuple):
+    """Where Unspiral was installed from: a wheel's file, or a checkout's folder."""
+
+    path: str
+    is_checkout: bool
+
+
+def _source() -> _Source | None:
+    """As pip has noted it; None where it is unknown, or no longer there."""
     try:
         noted = json.loads(metadata.distribution("unspiral").read_text("direct_url.json") or "{}")
     except (metadata.PackageNotFoundError, ValueError):
         return None
     url = str(noted.get("url", ""))
-    return unquote(urlsplit(url).path) if "archive_info" in noted and url.startswith("file:") else None
+    path = unquote(urlsplit(url).path)
+    if not url.startswith("file:"):
+        return None
+    if "archive_info" in noted and Path(path).is_file():
+        return _Source(path, is_checkout=False)
+    if "dir_info" in noted and (Path(path) / "pyproject.toml").is_file():
+        return _Source(path, is_checkout=True)
+    return None
 
 
 def not_installed(module: str, extra: str | None = None) -> str:
