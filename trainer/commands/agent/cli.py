@@ -35,8 +35,8 @@ Retriever = Annotated[
     str | None,
     typer.Option(
         metavar="URL|INDEX",
-        help=f"Address of a retriever; or what to start one on: {INDEX[:1].lower()}{INDEX[1:]}, or a function's "
-        "import path. Default: the run's own.",
+        help=f"Address of a retriever; or what to start one on: {INDEX[:1].lower()}{INDEX[1:]}, or the "
+        "import path of a function. Default: the run's own.",
     ),
 ]
 Set = Annotated[
