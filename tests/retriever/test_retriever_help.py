@@ -33,3 +33,14 @@ def test_every_command_names_the_encoder_alike():
     }
     assert {name for name, found in spelt.items() if found} == {"build", "convert", "search", "serve"}
     assert all(found in (set(), both) for found in spelt.values())
+
+
+def test_a_group_lists_its_commands_without_the_breaks_of_the_source(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.argv", ["retriever_service", "index", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    said = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    at = said.index(next(line for line in said if line.startswith("delete ")))
+    assert said[at].endswith("built with `--postings")
+    assert said[at + 1] == "packed`: all that are named, or none if one is not there."

@@ -26,6 +26,8 @@ def in_house_style(command: Any) -> Any:
             parameter.opts.append(OUT_SHORT)
     shown_in_house_style(command)
     for below in getattr(command, "commands", {}).values():
+        # In a group's list: Typer would break the lines where the source does, too.
+        below.short_help = below.short_help or " ".join((below.help or "").split())
         in_house_style(below)
     return command
 
