@@ -107,13 +107,15 @@ CorpusPlace = Annotated[
     ),
 ]
 Model = Annotated[
-    str | None, typer.Option("--model", "--retriever_model", help="Encoder: folder or hub name.")
+    str | None,
+    typer.Option("--model", "--retriever_model", "--retriever-model", help="Encoder: folder or hub name."),
 ]
 Family = Annotated[
     str | None,
     typer.Option(
         "--family",
         "--retriever_name",
+        "--retriever-name",
         autocompletion=kept_in("retriever_service.dense.encoder:FAMILIES"),
         help="e5, bge, contriever or auto; by default from the model's name.",
     ),
@@ -238,6 +240,9 @@ def add(
 @index_app.command("delete")
 def delete(
     place: IndexPlace = None,
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="ID", help="Ids of passages; --id takes one too.")
+    ] = None,
     index: IndexOption = None,
     identity: Annotated[
         list[str] | None, typer.Option("--id", help="Id of a passage; may be repeated.")
@@ -246,10 +251,13 @@ def delete(
 ) -> None:
     """Delete passages from an index that was built with `--postings packed`: all that are named, or none if
     one is not there."""
-    folder = Path(one_index("index delete", place, index))
-    wanted = [*(identity or []), *(changing.read_ids(ids) if ids else [])]
+    words = [word for word in (place, *(more or [])) if word is not None]
+    folder = Path(one_index("index delete", words.pop(0) if words and index is None else None, index))
+    wanted = [*words, *(identity or []), *(changing.read_ids(ids) if ids else [])]
     if not wanted:
-        raise UserError("index delete: no id; expected --id ID, or --ids FILE with one a line")
+        raise UserError(
+            "index delete: no id; expected `index delete INDEX ID`, or --ids FILE with one a line"
+        )
     _report(folder, changing.delete_from_index(folder, wanted), left_out=False)
 
 
@@ -391,6 +399,8 @@ def search(
 ) -> None:
     """Search an index without a server."""
     index, query = in_order("index search", [place, query], index=index, query=None)
+    if not query.strip():
+        raise UserError("index search: the query is empty")
     settings = ServerSettings(
         index=index, corpus=str(corpus) if corpus else None, retriever_model=model, retriever_name=family
     )

@@ -84,13 +84,16 @@ def serve_retriever(
         typer.Option(
             "--retriever_name",
             "--retriever-name",
+            "--family",
             autocompletion=kept_in("retriever_service.dense.encoder:FAMILIES", "bm25"),
             help="bm25, or the encoder's family: e5, bge, contriever, auto.",
         ),
     ] = None,
     retriever_model: Annotated[
         str | None,
-        typer.Option("--retriever_model", "--retriever-model", help="Encoder: folder or hub name."),
+        typer.Option(
+            "--retriever_model", "--retriever-model", "--model", help="Encoder: folder or hub name."
+        ),
     ] = None,
     faiss_gpu: Annotated[
         bool, typer.Option("--faiss_gpu", "--faiss-gpu", help="Search a dense index on all GPUs.")

@@ -177,7 +177,9 @@ def prune(
 ) -> None:
     """Forget old trajectories, or old runs. Curves and metrics of the runs that stay are kept."""
     if keep_steps is None and older_than_days is None:
-        raise UserError("likelihood prune: expected --keep-steps or --older-than-days")
+        raise UserError(
+            "likelihood prune: expected --keep-steps N or --older-than-days N, such as `--keep-steps 100`"
+        )
     with _opened(_given("likelihood prune", place, store)) as opened:
         names = _chosen(opened, run)
         gone = upkeep.prune(opened, names, keep_steps=keep_steps, older_than_days=older_than_days)

@@ -366,6 +366,27 @@ def test_what_is_missing_is_shown_by_an_example(run, argv, said):
     assert (status, out) == (2, "") and err.startswith(f"unspiral: {said}") and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["train", "eval", "warm-start --out o"])
+def test_a_configuration_that_stands_alone_is_told_its_option(run, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("{}")
+    status, _, err = run(*command.split(), "mine.yaml", "learner.lr=1e-5")
+    assert status == 2 and err.startswith(
+        "unspiral: Missing option '--config'; did you mean --config mine.yaml?"
+    )
+    assert "Example" in run(*command.split(), "other.yaml")[2]
+
+
+def test_a_number_below_0_is_told_where_it_stands(run):
+    assert run("workers", "scale", "-1") == (
+        2,
+        "",
+        "unspiral: No such option: -1; a word that begins with - stands behind --: "
+        "`unspiral workers scale -- -1`\n",
+    )
+    assert "expected a whole number from 1 to" in run("workers", "scale", "--", "-1")[2]
+
+
 def test_a_group_without_a_command_prints_its_help_and_no_empty_error(run):
     status, out, err = run("serve")
     assert status == 2 and "retriever" in out + err and "unspiral: \n" not in err

@@ -27,7 +27,8 @@ FREE = {
     "--model", "--reranker", "--retriever", "--retriever_model",  # folders, or names on a hub
     "--host", "--ray-address", "--shards", "--to", "--url",  # addresses
     "--shard-token-env", "--token-env",  # the shell's variables
-    "--answer-key", "--id-key", "--question-key", "--text-key", "--title-key",  # the user's columns
+    "--answer-key", "--id-key", "--question-id-key", "--question-key", "--source-key",  # the user's columns
+    "--text-key", "--title-key",
     "--group", "--id", "--name", "--question", "--source", "--uid", "--wandb", "ID", "QUERY", "TEXT",
 }  # fmt: skip
 """Options and arguments whose text is not one of a few words."""

@@ -1,16 +1,21 @@
 """`doctor` calls a retriever, tools and metrics of the user's own once: another form than a run takes is
 found before anything starts."""
 
+import re
 import time
 
 import pytest
+from places import ROOT
 
 from retriever_service.search.users_index import EXPECTED, UsersIndex
 from services.common.errors import UserError
 from services.contracts import Question
 from trainer.commands.checks import doctor_calls
+from trainer.commands.checks.doctor import verdict
 from trainer.commands.checks.doctor_parts import check_parts
+from trainer.commands.checks.findings import Finding
 from trainer.config.schema import parse_config
+from trainer.loop.records.users_metrics import RUNS_OWN
 
 QUESTION = Question("q", "In which country is Rome?", ("Italy",), "own")
 
@@ -51,6 +56,14 @@ def slow(query, topk):
     time.sleep(60)
 
 
+def too_many(query, topk):
+    return [(f"n{n}\nText.", float(-n)) for n in range(8)]
+
+
+def worst_first(query, topk):
+    return [("Arl\nA river.", 1.0), ("Rome\nA town.", 2.0)]
+
+
 def searched(function):
     found = doctor_calls.check_search("retriever.index", "mine:search", function, QUESTION, 3)
     return found.level, found.seen, found.advice
@@ -59,6 +72,19 @@ def searched(function):
 def test_a_search_that_returns_passages_with_scores_is_counted():
     assert searched(pairs) == ("good", "mine:search: 2 passages of 'In which country is Rome?'", "")
     assert searched(lazy_pairs)[:2] == ("good", "mine:search: 1 passage of 'In which country is Rome?'")
+
+
+def test_a_search_with_another_number_or_order_of_passages_is_noted():
+    level, seen, advice = searched(too_many)
+    assert (level, seen) == ("note", "mine:search: 8 passages of 'In which country is Rome?'")
+    assert advice == "it was asked for 3; a run takes the first 3"
+    level, _, advice = searched(worst_first)
+    assert level == "note" and advice == (
+        "passage 1 has a higher score (2) than the one before it (1); expected best first: the policy reads "
+        "them in the order that they come in"
+    )
+    index = UsersIndex(f"{__name__}:too_many", None)
+    assert [score for _, score in index.search(["Rome?"], 3)[0]] == [0.0, -1.0, -2.0]
 
 
 @pytest.mark.parametrize(
@@ -142,9 +168,19 @@ def worded(trajectories, rewards):
     return {"my/word": "many"}
 
 
+def taken(trajectories, rewards):
+    return {"my/count": 1.0, "reward/mean": 0.5, "entropy": 1}
+
+
 @pytest.mark.parametrize(
     ("function", "level", "says"),
     [
+        (
+            taken,
+            "note",
+            "reward/mean, entropy: begins as metrics of a run do, which leaves out a name that it uses "
+            "itself; give another, such as my/name",
+        ),
         (counts, "good", "mine:metric: my/count, my/right"),
         (listed, "bad", "expected numbers by name, such as {'my/queries': 1.0}"),
         (worded, "bad", "my/word: left out: expected a number, got 'many'; expected numbers by name"),
@@ -154,6 +190,17 @@ def test_metrics_are_made_of_trajectories(function, level, says):
     config = parse_config(RAW)
     found = doctor_calls.check_metrics("trainer.metrics", "mine:metric", function, config, QUESTION)
     assert found.level == level and says in f"{found.seen} {found.advice}"
+
+
+def test_the_first_words_of_all_documented_metrics_are_the_runs_own():
+    rows = [line for line in (ROOT / "docs/metrics.md").read_text().splitlines() if line.startswith("| `")]
+    names = {name for row in rows for name in re.findall("`([^`]+)`", row.split("|")[1])}
+    assert len(names) > 90 and {name.partition("/")[0] for name in names} <= RUNS_OWN
+
+
+def test_the_last_line_names_each_part_once():
+    bad = [Finding("trainer.metrics", "bad", one) for one in "abc"] + [Finding("reward.kind", "bad", "x")]
+    assert verdict(bad) == "not ready: see trainer.metrics, reward.kind above"
 
 
 RAW = {"model": {"path": "nowhere"}, "data": {"train": "nowhere.jsonl"}, "retriever": {"corpus": "c.jsonl"}}

@@ -82,6 +82,12 @@ def test_a_step_s_spans_are_written_read_and_shown(tmp_path, run, monkeypatch):
     assert abs(sum(e["dur"] for e in inside) - a["dur"]) <= 2 and {e["tid"] for e in inside} == {a["tid"]}
     status, _, err = run("trace", "mine", "3")
     assert status == 2 and "there are those of steps 7 to 7" in err
+    write_spans(tmp_path / "mine", 8, 2, began, driver, two)
+    assert "step_000008.json: step 8, " in run("trace", "mine")[1]
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "metrics.jsonl").write_text("{}\n")
+    status, _, err = run("trace", "none")
+    assert status == 2 and "there are none (the newest" in err
 
 
 def test_trajectories_that_overlap_lie_in_lanes_of_their_own():

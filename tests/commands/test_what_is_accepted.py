@@ -42,7 +42,7 @@ def test_an_empty_name_of_a_corpus_column_is_refused(run, tmp_path, option, give
     assert not (tmp_path / "i").exists()
 
 
-@pytest.mark.parametrize("option", ["--question-key", "--answer-key"])
+@pytest.mark.parametrize("option", ["--question-key", "--answer-key", "--source-key", "--id-key"])
 def test_an_empty_name_of_a_column_of_questions_is_refused(run, tmp_path, option):
     (tmp_path / "q.jsonl").write_text(json.dumps({"question": "who?", "answer": "Ada"}) + "\n")
     key = option[2:].replace("-", "_")

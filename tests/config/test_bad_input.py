@@ -357,7 +357,9 @@ def test_a_broken_configuration_is_named_with_its_line_and_a_near_file(tmp_path)
             says=f"one.yaml, {said}" if said.startswith("line") else said,
         )
     refused("config", "show", "--config", tmp_path / "mien.yaml", says=f"did you mean {broken}?")
-    written(tmp_path / "text.yaml", b"run: first\n")
+    written(
+        tmp_path / "text.yaml", b"run: first\nmodel: {path: m}\ndata: {train: t}\nretriever: {corpus: c}\n"
+    )
     said = "run: expected a section, such as {name: ...} (got 'first')"
     refused("config", "show", "--config", tmp_path / "text.yaml", says=said)
 

@@ -99,6 +99,19 @@ def test_a_mistake_is_one_line_that_names_the_key(file, override, expected):
     assert e.value.exit_code == 2
 
 
+def test_every_mistake_has_a_line(file):
+    raw = {k: v for k, v in BASE.items() if k != "model"}
+    file.write_text(json.dumps(raw | {"learnr": {"lr": 1}, "rollout": {"workers": "many"}}))
+    with pytest.raises(UserError) as e:
+        load_config(file, ["trainer.steps=-1", "trainer.stepps=3", "learner.lr=abc"])
+    assert sorted(line.partition(":")[0] for line in str(e.value).splitlines()) == [
+        "learner.lr", "learnr", "model", "rollout.workers", "trainer.stepps", "trainer.steps"
+    ]  # fmt: skip
+    with pytest.raises(UserError) as e:
+        load_config(file, [f"learner.x{n}=1" for n in range(20)])
+    assert len(str(e.value).splitlines()) == 11 and str(e.value).endswith("\n... and 13 more")
+
+
 def test_a_missing_key_is_named():
     with pytest.raises(UserError, match=r"^model: required, and not given$"):
         parse_config({k: v for k, v in BASE.items() if k != "model"})

@@ -214,7 +214,7 @@ def test_the_doctor_names_a_broken_configuration_and_answers_3(tmp_path):
 
 def test_a_configuration_that_cannot_be_read_is_the_users_mistake_before_any_check(tmp_path, capsys):
     wrong = tmp_path / "c.yaml"
-    wrong.write_text("{model: 1}")
+    wrong.write_text("{model: 1, data: {train: t}, retriever: {corpus: c}}")
     for file, text in ((tmp_path / "none.yaml", "none.yaml: cannot be read"), (wrong, "model")):
         with pytest.raises(SystemExit) as ended:
             main(["doctor", "--config", str(file)])

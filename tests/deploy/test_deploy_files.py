@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import textwrap
 from itertools import pairwise
 from pathlib import Path
 
@@ -290,8 +289,7 @@ def test_the_manual_makes_the_secret_that_the_manifests_read(overlay):
 
 def test_the_manuals_patch_serves_a_corpus_of_ones_own(overlay, tmp_path):
     text = (ROOT / "docs/deploy.md").read_text()
-    (found,) = re.findall(r"```yaml\n(  patches:.*?)\n  ```", text, re.S)
-    patch = textwrap.dedent(found)
+    (patch,) = re.findall(r"```yaml\n(patches:.*?)\n```", text, re.S)
     shutil.copytree(ROOT / "deploy/kubernetes", tmp_path / "k")
     with (tmp_path / f"k/overlays/{overlay[0]}/kustomization.yaml").open("a") as file:
         file.write(

@@ -14,6 +14,7 @@ from scripted_runs import started, trained
 from test_trainer_monitor_actions import system
 
 from services.settings import RolloutSettings
+from trainer.commands.agent import source
 from trainer.commands.agent.source import agent_spec, named
 from trainer.commands.checks.doctor import run_doctor
 from trainer.commands.work import evaluate, warm_start
@@ -61,6 +62,8 @@ def test_one_line_names_each_key_that_differs(tmp_path):
         'warning: rollout.template is search_r1, rollout.tools is {"calc":"m:f"}; the model in '
         f"{model} learnt with rollout.template=lab rollout.tools={{}}: give that, or it is asked otherwise"
     )
+    named = unlike(model, other, name="runs/own/checkpoints/step_000002")
+    assert "the model in runs/own/checkpoints/step_000002 learnt with" in named and str(model) not in named
     assert "rollout.topk is 5" in str(unlike(model, other, task=True))
     assert unlike(model, LAB.model_copy(update={"topk": 5})) is None  # a run may train with other limits
     (model / "chat_template.jinja").write_text("another")
@@ -142,6 +145,21 @@ def test_ask_and_serve_agent_ask_a_model_as_it_learnt_and_say_where_they_are_tol
         assert said == []
         agent_spec(str(model), "http://r:1", ["rollout.template=search_r1"], None, parts, said.append)
     assert said == [unlike(model, LAB.model_copy(update={"template": "search_r1"}))]
+
+
+def test_ask_names_a_checkpoint_and_not_the_folder_that_it_is_exported_to(tmp_path, monkeypatch):
+    checkpoint = tmp_path / "step_000002"
+    config = SimpleNamespace(
+        rollout=LAB.model_copy(update={"template": "search_r1"}),
+        retriever=SimpleNamespace(timeout_seconds=1),
+        seed=0,
+    )
+    monkeypatch.setattr(source, "named", lambda *given: source.Named("own", config, checkpoint, None, None))
+    monkeypatch.setattr(source, "export_checkpoint", lambda checkpoint, folder: model_of(folder))
+    said = []
+    with ExitStack() as parts:
+        agent_spec("own", "http://r:1", [], None, parts, said.append)
+    assert said[0] == f"weights of {checkpoint}" and f"the model in {checkpoint} learnt with" in said[1]
 
 
 def test_doctor_says_it(tmp_path):

@@ -101,7 +101,7 @@ def test_prune_forgets_old_runs(database):
     ("arguments", "says"),
     [
         (["prune", "--store", "nowhere.db", "--keep-steps", "1"], "nowhere.db: no such file"),
-        (["prune"], "expected --keep-steps or --older-than-days"),
+        (["prune"], "expected --keep-steps N or --older-than-days N, such as `--keep-steps 100`"),
         (["export", "out", "--store", "nowhere.db"], "nowhere.db: no such file"),
     ],
 )
@@ -124,6 +124,11 @@ def test_rules_in_a_file_change_the_replay_and_a_bad_key_is_named(tmp_path):
     assert (
         "alarm at step 6"
         in unspiral("monitor", "replay", tmp_path, "--rules", tmp_path / "rules.yaml").output
+    )
+    (tmp_path / "whole.yaml").write_text("model: {path: m}\nmonitor: {rules: {lag_nats: -0.05}}\n")
+    assert (
+        "alarm at step 6"
+        in unspiral("monitor", "replay", tmp_path, "--rules", tmp_path / "whole.yaml").output
     )
     (tmp_path / "rules.yaml").write_text("lag_nat: -0.05\n")
     error = unspiral("monitor", "replay", tmp_path, "--rules", tmp_path / "rules.yaml").exception

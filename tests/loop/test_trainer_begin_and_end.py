@@ -175,7 +175,7 @@ def test_resume_of_a_run_that_never_was_says_that_it_begins_anew(tmp_path, monke
 
 
 def test_resume_of_a_misspelt_run_names_the_one_that_was_meant(tmp_path, monkeypatch):
-    made = system(tmp_path)
+    made = system(tmp_path, run={"name": "first", "dir": str(tmp_path)})
     made.folder.close()
     shutil.rmtree(made.folder.path)
     meant = made.folder.path.with_name(f"{made.folder.path.name}s")
@@ -205,7 +205,7 @@ def test_the_death_of_ray_is_told_at_once_while_the_loop_is_in_a_call_to_it(tmp_
 
 
 def test_resume_of_a_path_that_is_not_there_is_refused_with_the_nearest_run(tmp_path, monkeypatch):
-    made = system(tmp_path)
+    made = system(tmp_path, run={"name": "first", "dir": str(tmp_path)})
     made.folder.close()
     started(made, monkeypatch)
     meant = made.folder.path

@@ -104,7 +104,7 @@ def test_columns_of_unknown_names_are_told_with_the_names_that_are_read_and_the_
         status == 2 and "if it is a corpus, name its columns by --text-key, --title-key and --id-key" in err
     )
     status, _, err = run("data", "validate", str(unknown), "--text-key", "Name", "--question-key", "Name")
-    assert status == 2 and "are of a corpus, the others of questions" in err
+    assert status == 2 and "--text-key and --title-key are of a corpus; --question-key" in err
 
 
 def test_where_all_lines_are_left_out_the_first_says_why(unknown, tmp_path):

@@ -198,7 +198,8 @@ def test_a_misspelt_field_of_a_request_is_named_with_what_is_accepted(url):
     asked = {"queries": [QUESTION], "topk": 1, "return_scores": True}
     for slip, meant in (
         ("return_feilds", "return_fields"), ("returnFields", "return_fields"),
-        ("return_score", "return_scores"), ("topK", "top_k"), ("quries", "queries"), ("Query", "query"),
+        ("return_score", "return_scores"), ("topK", "topk"), ("TopK", "topk"), ("TOP_K", "top_k"),
+        ("top-k", "top_k"), ("quries", "queries"), ("Query", "query"),
     ):  # fmt: skip
         answer = httpx.post(f"{url}/retrieve", json=asked | {slip: None}, trust_env=False)
         assert answer.status_code == 422 and answer.json()["field"] == slip

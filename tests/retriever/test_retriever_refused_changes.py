@@ -67,6 +67,18 @@ def test_what_is_refused_leaves_nothing_beside_the_index(run, corpora, change):
     assert sorted(path.name for path in corpora.iterdir()) == before
 
 
+@pytest.mark.parametrize("words", [("i", "8", "9"), ("--index", "i", "8", "9"), ("i", "8", "--id", "9")])
+def test_ids_to_delete_stand_alone_or_behind_their_option(run, corpora, words):
+    (corpora / "some.csv").write_text("id,text\n7,Carla kept it.\n8,Dirk kept it.\n9,Else kept it.\n")
+    assert run("index", "build", "some.csv", "--out", "i", "--postings", "packed")[0] == 0
+    assert run("index", "delete", *words)[1].startswith("i: 1 passage, bm25")
+    status, _, err = run("index", "delete", "i", "README.md")
+    assert status == 2 and err.endswith("has no passage with the id 'README.md'; nothing was deleted\n")
+    status, _, err = run("index", "delete", "i")
+    assert status == 2 and "no id; expected `index delete INDEX ID`, or --ids FILE" in err
+    assert run("index", "search", "i", " ") == (2, "", "unspiral: index search: the query is empty\n")
+
+
 def test_the_help_says_how_such_an_index_is_made(run):
     for command in ("add", "delete"):
         said = " ".join(run("index", command, "--help")[1].split())

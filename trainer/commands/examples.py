@@ -32,7 +32,7 @@ EXAMPLES = {
     "index build": "unspiral index build --corpus corpus.jsonl --out index/",
     "index convert": "unspiral index convert dense/ --out small/ --type SQ8",
     "index add": "unspiral index add index/ --corpus more.jsonl",
-    "index delete": "unspiral index delete index/ --id 4711",
+    "index delete": "unspiral index delete index/ 4711",
     "index merge": "unspiral index merge index/",
     "index push": "unspiral index push dense/ --to qdrant+http://127.0.0.1:6333/wiki",
     "index info": "unspiral index info index/",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +23,7 @@ from services.common.printing.help_pages import CORPUS, INDEX
 from services.common.users_files import refuse_to_lose, refuse_to_replace
 from trainer.config.schema import load_config
 from trainer.data.checks.overlap import twins
-from trainer.data.cli import AnswerKey, QuestionKey
+from trainer.data.cli import AnswerKey, QuestionIdKey, QuestionKey, SourceKey
 from trainer.data.columns import Keys
 from trainer.data.models import is_there, resolve
 from trainer.data.named_columns import validating
@@ -112,7 +112,7 @@ def text_of(
         "data:",
         f"  train: {_quoted(data)}",
         *([f"  eval: {_quoted(held_out)}      # never trained on"] if held_out else []),
-        *(f"  {name}_key: {_quoted(column)}" for name, column in asdict(keys).items() if column),
+        *(f"  {name}_key: {_quoted(column)}" for name, column in keys.given.items()),
         "retriever:",
         f"  {source}",
         *(f"  {name}_key: {_quoted(column)}" for name, column in columns.given.items()),
@@ -172,6 +172,8 @@ def init(
     ] = None,
     question_key: QuestionKey = None,
     answer_key: AnswerKey = None,
+    source_key: SourceKey = None,
+    question_id_key: QuestionIdKey = None,
     text_key: TextKey = None,
     title_key: TitleKey = None,
     id_key: IdKey = None,
@@ -180,7 +182,8 @@ def init(
 ) -> None:
     """Write a commented configuration that fits the machine, the model and your data, whose rows are read
     first."""
-    keys, columns = Keys(question_key, answer_key), CorpusKeys(text_key, title_key, id_key)
+    keys = Keys(question_key, answer_key, source_key, question_id_key)
+    columns = CorpusKeys(text_key, title_key, id_key)
     if sum(one is not None for one in (corpus, index, url)) != 1:
         raise UserError("init: give one of --corpus, --index and --url, the passages that the agent searches")
     if columns and corpus is None:
@@ -240,6 +243,11 @@ def _of_questions(data: str, held_out: str | None, keys: Keys) -> list[str]:
                 "question contradicts an earlier one",
                 "questions contradict earlier ones",
             ),
+            (
+                report.no_value,
+                "row holds what tables hold for nothing",
+                "rows hold what tables hold for nothing",
+            ),
             (report.several, "answer looks like several", "answers look like several"),
         ):
             if found:
@@ -248,7 +256,7 @@ def _of_questions(data: str, held_out: str | None, keys: Keys) -> list[str]:
         same = sum(twin.similarity == 1 for twin in twins(held_out, data, keys=keys))
         if same:
             of = counted(same, "held-out question stands", "held-out questions stand")
-            lines.append(f"note: {of} in {data} too: {validating(held_out, data, **asdict(keys))}")
+            lines.append(f"note: {of} in {data} too: {validating(held_out, data, **keys.given)}")
     return lines
 
 

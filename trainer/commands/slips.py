@@ -23,6 +23,8 @@ def unknown_option(error: Any) -> str:
     keys = _keys_like(name) if any(SETTINGS in (p.metavar or "") for p in parameters) else []
     found = [*([near] if near else []), *(f"{key}=..." for key in keys)]
     line = f"No such option: {name}"
+    if name[1:].isdecimal() and context is not None:
+        return f"{line}; a word that begins with - stands behind --: `{context.command_path} -- {name}`"
     if found:
         return f"{line}; did you mean {' or '.join(found)}?"
     return f"{line}; `{context.command_path} --help` lists those that there are" if context else line

@@ -22,7 +22,10 @@ def usage_line(error: Any) -> str:
     path = context.command_path.partition(" ")[2]
     example = f" {example_of(path)}" if example_of(path) else ""
     if kind == "MissingParameter":
-        return said(error.format_message()) + example
+        told = said(error.format_message())
+        if error.param is not None and "--config" in error.param.opts and (file := _yaml_in(context)):
+            return f"{told.rstrip('.')}; did you mean --config {file}?"
+        return told + example
     if kind == "BadParameter" and error.param is not None:
         return _bad_value(error)
     if kind == "BadOptionUsage" and "requires an argument" in error.message:
@@ -34,6 +37,13 @@ def usage_line(error: Any) -> str:
         words = error.message.partition("(")[2].rpartition("(")[2].rstrip(")")
         return f"{path}: too many words ({words}); expected `{context.command_path} {usage}`.{example}"
     return said(error.format_message())
+
+
+def _yaml_in(context: Any) -> str | None:
+    """A file of YAML among the words that stand alone, which is meant as the configuration."""
+    several = [value for value in context.params.values() if isinstance(value, list | tuple)]
+    words = [word for value in several for word in value if isinstance(word, str)]
+    return next((w for w in words if w.endswith((".yaml", ".yml")) and os.path.isfile(w)), None)
 
 
 def _bad_value(error: Any) -> str:

@@ -9,6 +9,11 @@ from typing import Any
 ALIASES: dict[str, tuple[str, ...]] = {
     "answer_key": ("data.answer_key",),
     "question_key": ("data.question_key",),
+    "id_key": ("data.id_key", "retriever.id_key"),
+    "input_key": ("data.question_key",),
+    "label_key": ("data.answer_key",),
+    "reward_fn_key": ("data.source_key",),
+    "source_key": ("data.source_key",),
     "actor_learning_rate": ("learner.lr",),
     "adv_estimator": ("algorithm.advantage",),
     "advantage_estimator": ("algorithm.advantage",),

@@ -23,6 +23,10 @@ class DataSettings(Settings):
     """Column of the question, if it has a name of its own; counts in each file that has the column."""
     answer_key: str | None = None
     """Column of the answers likewise; `metadata.answer` is a key in a column."""
+    source_key: str | None = None
+    """Column of the data source that a question is of, likewise; `weights` and scores by source go by it."""
+    id_key: str | None = None
+    """Column of the questions' ids, likewise."""
     shuffle: bool = True
     """Shuffle the training questions anew for each pass, seeded."""
     weights: dict[str, Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]] = Field({})

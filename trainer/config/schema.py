@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import to_jsonable_python
+from pydantic_core import ErrorDetails, to_jsonable_python
 from ruamel.yaml import YAML
 
 from services.common.errors import UserError
@@ -324,9 +324,9 @@ def override(raw: dict[str, Any], overrides: Iterable[str]) -> None:
 
 
 def parse_config(raw: dict[str, Any]) -> Config:
-    """Validate a nested mapping. Raises UserError with one line for the first mistake."""
+    """Validate a nested mapping. Raises UserError with a line for each mistake."""
     refuse_missing_space(raw)
-    with fitting(lambda error: UserError(_one_line(error))):
+    with fitting(lambda error: UserError(_in_lines(error))):
         return Config.model_validate(raw)
 
 
@@ -353,9 +353,22 @@ UNION_TAGS = {"constrained-int", "constrained-float", "float", "int", "literal['
 """Parts that pydantic adds to a location, for the member of a union that was tried."""
 
 
-def _one_line(error: ValidationError) -> str:
-    first = error.errors()[0]
-    key = ".".join(str(p) for p in first["loc"] if p not in UNION_TAGS)
+MISTAKES = 10
+"""Lines that are told at most."""
+
+
+def _in_lines(error: ValidationError) -> str:
+    """A line for each key that is wrong. Of one that may be of several types the first mistake counts."""
+    lines: dict[str, str] = {}
+    for one in error.errors():
+        key = ".".join(str(p) for p in one["loc"] if p not in UNION_TAGS)
+        if key not in lines:
+            lines[key] = _one_line(one, key)
+    more = [f"... and {len(lines) - MISTAKES} more"] if len(lines) > MISTAKES else []
+    return "\n".join([*list(lines.values())[:MISTAKES], *more])
+
+
+def _one_line(first: ErrorDetails, key: str) -> str:
     if first["type"] == "extra_forbidden":
         section = key.rpartition(".")[0]
         name = str(first["loc"][-1])

@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,18 +26,20 @@ from services.common.printing.console import Console
 from services.common.printing.harmless import harmless
 from services.common.printing.help_pages import INDEX
 from services.common.progress import progress_on
+from services.common.records.columns import SUCH_AS
 from services.common.users_files import one_out, refuse_to_replace
 from services.contracts import Question
 from trainer.config.schema import Config, load_config
 from trainer.data import documents
 from trainer.data.checks import findings
+from trainer.data.checks.lines import ODDLY, say_findings, say_first
 from trainer.data.checks.near_top import refuse_without_questions
 from trainer.data.checks.overlap import NEAR, Against, twins
 from trainer.data.columns import Keys
 from trainer.data.convert import convert
 from trainer.data.models import aside, fetch
 from trainer.data.named_columns import keys_of
-from trainer.data.questions import NO_KEYS, BadRow, Report, parsed, validate
+from trainer.data.questions import NO_KEYS, BadRow, parsed, validate
 from trainer.data.relative_paths import looked_for
 
 if TYPE_CHECKING:
@@ -57,11 +60,6 @@ model_app = typer.Typer(
     no_args_is_help=True,
 )
 
-ODDLY = "like UTF-8 that was read as another encoding"
-SHOWN_PROBLEMS = 10
-LONG_REASON = 120
-"""Characters from which on a reason is told once."""
-SHOWN_ALIKE = 3
 QuestionKey = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Column of the question, if it has a name of its own.")
 ]
@@ -69,6 +67,10 @@ AnswerKey = Annotated[
     str | None,
     typer.Option(metavar="COLUMN", help="Column of the answers, or a key in one, such as metadata.answer."),
 ]
+SourceKey = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="Column of the data source that a question is of.")
+]
+QuestionIdKey = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the questions' ids.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
 Out = Annotated[Path | None, typer.Option(help="The same as DST.")]
 
@@ -98,9 +100,12 @@ def validate_command(
     ] = 2000,
     question_key: QuestionKey = None,
     answer_key: AnswerKey = None,
+    source_key: SourceKey = None,
     text_key: TextKey = None,
     title_key: TitleKey = None,
-    id_key: IdKey = None,
+    id_key: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column of the ids, of passages or questions.")
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="One JSON object in place of the lines, with all rows told of."),
@@ -109,13 +114,17 @@ def validate_command(
     """Read every row and count the questions of each data source, or the passages of a corpus. Malformed rows
     are listed, and make the exit status 2; so do questions of --against. The keys of a question count in both
     files, where their column is there, and those of a passage say that PATH is a corpus."""
-    keys = Keys(question_key, answer_key)
-    of_corpus = CorpusKeys(text_key, title_key, id_key)
+    keys, of_corpus = Keys(question_key, answer_key, source_key), CorpusKeys(text_key, title_key)
     if of_corpus and keys != NO_KEYS:
         raise UserError(
-            "data validate: --text-key, --title-key and --id-key are of a corpus, the others of questions"
+            "data validate: --text-key and --title-key are of a corpus; --question-key, --answer-key and "
+            "--source-key are of questions"
         )
     path = hub.local_file("data validate", path, aside)
+    if keys != NO_KEYS or (not of_corpus and passages.asks_and_answers(path)):
+        keys = replace(keys, id=id_key)
+    else:
+        of_corpus = replace(of_corpus, id=id_key)
     if of_corpus or (keys == NO_KEYS and passages.is_corpus(path)):
         if index or config or against:
             raise UserError(f"{path}: is a corpus; --index, --config and --against go with questions")
@@ -135,7 +144,7 @@ def validate_command(
                 path, keys=named, on_rows=lambda n: tell("read", min(1.0, n / rows), f"{n:,} questions")
             )
         told |= findings.of_questions(path, report)
-        _say_findings(report)
+        say_findings(report, named)
         same = _list_twins(path, against, keys, told) if against is not None and report.good else 0
         if report.good and (index or settings):
             with looked_for(config, settings) if config and settings else nullcontext():
@@ -144,52 +153,6 @@ def validate_command(
             raise UserError(f"{path}: {report.total_line}")
         if same:
             raise UserError(f"{path}: {same:,} of {report.good:,} questions stand in {against} too")
-
-
-def _say_findings(report: Report) -> None:
-    """The malformed rows, what is odd about others, and the counts."""
-    _list_problems(report)
-    for line in report.first_notes:
-        typer.echo(harmless(line))
-    if more := report.notes - len(report.first_notes):
-        typer.echo(f"... and {more:,} more, counted below; --json lists all")
-    width = max(map(len, [*report.sources, "total"]))
-    for source, count in sorted(report.sources.items()):
-        typer.echo(f"{source:{width}}  {count:8,}")
-    typer.echo(f"{'total':{width}}  {report.good:8,}")
-    for (question, answers), count in report.read_from.most_common():
-        if (question, answers) != ("question", "golden_answers"):
-            typer.echo(
-                f"in {counted(count, 'row')} the question was read from `{question}` and the answers from "
-                f"`{answers}`"
-            )
-    if report.emptied:
-        typer.echo(
-            f"{counted(len(report.emptied), 'row has', 'rows have')} a golden answer of which scoring by em, "
-            "f1 and subem leaves nothing"
-        )
-    if report.repeated:
-        typer.echo(
-            f"{counted(len(report.repeated), 'question repeats', 'questions repeat')} one that stands before"
-        )
-    if report.contradicting:
-        typer.echo(
-            f"{counted(len(report.contradicting), 'of these has', 'of these have')} no answer in common with "
-            "the first one: they contradict each other, and at most one can be learnt"
-        )
-    if report.several:
-        typer.echo(
-            f"{counted(len(report.several), 'row seems', 'rows seem')} to hold several answers in one text, "
-            'which is read as one answer; write them as a JSON list, such as ["Anna", "Bob"], or with '
-            "<|answer_split|> between them"
-        )
-    if report.same_ids:
-        typer.echo(
-            f"{counted(len(report.same_ids), 'question has', 'questions have')} the id of an earlier one; "
-            "a run takes each row for a question of its own"
-        )
-    if report.odd:
-        typer.echo(f"{counted(len(report.odd), 'row looks', 'rows look')} {ODDLY}")
 
 
 @contextmanager
@@ -232,6 +195,13 @@ def _validate_corpus(path: Path, told: dict[str, Any], keys: CorpusKeys = NO_COR
         )
     for count, what in (
         (report.empty, ("passage is empty", "passages are empty")),
+        (
+            report.no_value,
+            (
+                f"passage has a text or a title such as {SUCH_AS}",
+                f"passages have a text or a title such as {SUCH_AS}",
+            ),
+        ),
         (report.odd, (f"passage looks {ODDLY}", f"passages look {ODDLY}")),
         (
             report.long,
@@ -304,8 +274,8 @@ def _list_twins(path: Path, against: Path, keys: Keys, told: dict[str, Any]) -> 
     told["against"] = findings.of_twins(against, read, found)
     same = [twin for twin in found if twin.similarity == 1]
     near = [twin for twin in found if twin.similarity < 1]
-    _list([f"same: {twin.place} and {twin.other_place}: {twin.question.text}" for twin in same])
-    _list(
+    say_first([f"same: {twin.place} and {twin.other_place}: {twin.question.text}" for twin in same])
+    say_first(
         [
             f"near ({twin.similarity:.2f}): {twin.place}: {twin.question.text} | {twin.other_place}: "
             f"{twin.other.text}"
@@ -324,34 +294,6 @@ def _list_twins(path: Path, against: Path, keys: Keys, told: dict[str, Any]) -> 
     return len(same)
 
 
-def _list_problems(report: Report) -> None:
-    """The malformed rows: some of each reason, so that a column's name says itself a few times only. A long
-    reason is told once: the most frequent one by the last line, which all commands print."""
-    last = next(iter(report.reasons.most_common(1)), ("", 0))[0]
-    for reason, count in report.reasons.most_common(SHOWN_PROBLEMS):
-        alike = [line for line in report.problems if line.endswith(f": {reason}")][:SHOWN_ALIKE]
-        if count > 1 and len(reason) > LONG_REASON:
-            if reason == last:
-                if count == len(report.problems) and not report.good:  # the file is described, not its rows
-                    continue
-                told = "malformed, as the last line says"
-            else:
-                typer.echo(harmless(alike.pop(0)))
-                told = "the same"
-            alike = [f"{line.removesuffix(reason)}{told}" for line in alike]
-        for line in alike:
-            typer.echo(harmless(line))
-        if count > SHOWN_ALIKE:
-            typer.echo(f"... and {count - SHOWN_ALIKE:,} more for this reason")
-
-
-def _list(lines: list[str]) -> None:
-    for line in lines[:SHOWN_PROBLEMS]:
-        typer.echo(harmless(line))
-    if len(lines) > SHOWN_PROBLEMS:
-        typer.echo(f"... and {len(lines) - SHOWN_PROBLEMS:,} more")
-
-
 @data_app.command("convert")
 def convert_command(
     src: Annotated[
@@ -367,6 +309,8 @@ def convert_command(
     ] = False,
     question_key: QuestionKey = None,
     answer_key: AnswerKey = None,
+    source_key: SourceKey = None,
+    id_key: QuestionIdKey = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Write questions in another format, by the file's ending; `data passages` writes corpora."""
@@ -376,7 +320,7 @@ def convert_command(
         hub.local_file("data convert", src, aside),
         dst,
         skip_bad=skip_bad,
-        keys=Keys(question_key, answer_key),
+        keys=Keys(question_key, answer_key, source_key, id_key),
     )
     typer.echo(f"{counted(len(done.rows), 'question')} written to {dst}")
     _say_left_out(done.skipped, done.reasons)
@@ -409,14 +353,17 @@ def passages_command(
     refuse_to_replace(str(dst), dst, overwrite, src)
     keys = CorpusKeys(text_key, title_key, id_key)
     made = documents.write_passages(src, dst, words=words, skip_bad=skip_bad, keys=keys)
-    for lines in ([f"{place}: no text" for place in made.empty], made.left_out, made.renamed):
-        _list(lines)
+    for lines in ([f"{place}: no text" for place in made.empty], made.left_out, made.no_value, made.renamed):
+        say_first(lines)
     kind = "document" if made.of_documents else "row"
     lengths = sorted(made.words)
     typer.echo(
         f"{counted(made.passages, 'passage')} of {counted(made.documents, kind)} written to {dst}: "
         f"{lengths[len(lengths) // 2]} words at the median, {lengths[-1]} at most"
     )
+    if made.no_value:
+        held = f"a text or a title such as {SUCH_AS}, which tables hold where there is nothing"
+        typer.echo(counted(len(made.no_value), f"row has {held}", f"rows have {held}"))
     if made.renamed:
         got = (
             "row has the id of an earlier one and got another",

@@ -11,7 +11,7 @@ import re
 import tokenize
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -76,57 +76,94 @@ class Keys:
 
     question: str | None = None
     answer: str | None = None
+    source: str | None = None
+    id: str | None = None
 
     def __post_init__(self) -> None:
-        for name, key in (("question", self.question), ("answer", self.answer)):
+        for name, key in asdict(self).items():
             if key is not None and not key.strip():  # an unset variable, which would not count
                 raise UserError(f"--{name}-key (of a run: data.{name}_key): is empty; expected a column")
 
+    @property
+    def given(self) -> dict[str, str]:
+        """Those that are set."""
+        return {name: key for name, key in asdict(self).items() if key}
+
     def is_wanted(self, name: str) -> bool:
         """As the function: whether a question may be made from a column of that name."""
-        return is_wanted(name) or any(
-            column_of({name: None}, key) for key in (self.question, self.answer) if key
-        )
+        return is_wanted(name) or any(column_of({name: None}, key) for key in self.given.values())
 
     def check(self, path: str | Path) -> None:
         """Raises UserError, for a configuration, where the first row has no such column."""
         first = next((one.fields for one in read_records(path) if one.fields is not None), None)
-        for name, key in (("question", self.question), ("answer", self.answer)):
-            if first is not None and key is not None and column_of(first, key) is None:
+        for name, key in self.given.items():
+            if first is not None and column_of(first, key) is None:
                 columns = ", ".join(map(str, first)) or "none"
                 raise UserError(f"data.{name}_key: {path} has no column {key!r}; its columns are {columns}")
 
     def of_file(self, path: str | Path) -> Keys:
         """Those of which the first row has the column: another file may have names that need no key."""
         first = next((one.fields for one in read_records(path) if one.fields is not None), None) or {}
-        return Keys(*(key if key and column_of(first, key) else None for key in (self.question, self.answer)))
+        return Keys(**{name: key for name, key in self.given.items() if column_of(first, key)})
 
     def beside(self, path: str | Path, other: str | Path) -> Keys:
         """Those by which `path` is read where `other` is compared with it: those of which it has the column,
         and those of which neither has it, a mistake that the reading tells."""
-        mine, others = self.of_file(path), self.of_file(other)
-        return Keys(
-            self.question if mine.question or not others.question else None,
-            self.answer if mine.answer or not others.answer else None,
-        )
+        mine, others = self.of_file(path).given, self.of_file(other).given
+        return Keys(**{name: key for name, key in self.given.items() if name in mine or name not in others})
 
     def applied(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """The row with the named columns in the place of those that count otherwise. Raises UserError where
         it lacks one."""
         columns = ", ".join(map(str, row)) or "none"  # as they are, before one is put in another's place
-        for option, key, mine, others in (
-            ("--question-key", self.question, "question", QUESTION),
-            ("--answer-key", self.answer, "golden_answers", (*REWARD, *ANSWERS, *ALIASES)),
-        ):
-            if key is None:
-                continue
-            if is_missing(value := value_at(row, key)):
-                if (own := column_of(row, key)) and plain_name(own) == plain_name(key):
-                    what = "a question" if mine == "question" else "an answer"
-                    raise UserError(f"`{own}` is empty; expected {what}")
-                raise UserError(f"{option} {key}: nothing is there; the columns are {columns}")
-            row = {name: held for name, held in row.items() if plain_name(name) not in others} | {mine: value}
-        return row
+        values: dict[str, Any] = {}
+        for name, key in self.given.items():
+            if not is_missing(value := value_at(row, key)):
+                values[_PLACES[name][0]] = value if name in ("question", "answer") else _label(value, key)
+            elif (own := column_of(row, key)) is None or plain_name(own) != plain_name(key):
+                raise UserError(f"--{name}-key {key}: nothing is there; the columns are {columns}")
+            elif name in ("question", "answer"):
+                what = "a question" if name == "question" else "an answer"
+                raise UserError(f"`{own}` is empty; expected {what}")
+        others = {other for name in self.given for other in _PLACES[name][1]}
+        return {name: held for name, held in row.items() if plain_name(name) not in others} | values
+
+    def in_own_words(self, text: str, row: Mapping[str, Any]) -> str:
+        """A message on the row as `applied` makes it, with the file's names of the columns."""
+        for name, key in self.given.items():
+            for end in "`.":
+                text = text.replace(f"`{_PLACES[name][0]}{end}", f"`{_own(row, key)}{end}")
+        return text
+
+    def read_from(self, row: Mapping[str, Any], found: tuple[str, str]) -> tuple[str, str]:
+        """The file's names of the columns that the question and the answers were read from. found: those of
+        the row as `applied` makes it."""
+        question, answers = (self.in_own_words(f"`{name}`", row)[1:-1] for name in found)
+        return question, answers
+
+
+_PLACES = {
+    "question": ("question", QUESTION),
+    "answer": ("golden_answers", (*REWARD, *ANSWERS, *ALIASES)),
+    "source": ("data_source", SOURCE),
+    "id": ("id", IDENTITY),
+}
+"""By the key: the name under which its column is read, and the columns that count otherwise."""
+
+
+def _label(value: Any, key: str) -> str:
+    """A source or an id. Years and numbers are named as they are written."""
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        return _number(value, key)
+    if not isinstance(value, str):
+        raise UserError(f"expected `{key}`: a text or a number, got {kind_of(value)}")
+    return value
+
+
+def _own(row: Mapping[str, Any], key: str) -> str:
+    """The row's own name of a column, or the key that is in one."""
+    own = column_of(row, key)
+    return own if own is not None and plain_name(own) == plain_name(key) else key
 
 
 def is_wanted(name: str) -> bool:

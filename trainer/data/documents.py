@@ -18,6 +18,7 @@ from services.common.files import written_aside
 from services.common.records import Record, data_files, field_of, no_utf8, read_records
 from services.common.records.columns import CONTENTS, IDENTITY, is_missing, plain_name
 from services.common.records.files import DOCUMENTS, refuse_pipe
+from trainer.data.passages import no_value_in, title_and_text
 from trainer.data.questions import refused
 from trainer.data.taken import Taken
 
@@ -26,7 +27,6 @@ ROWS = {".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow"}
 """Endings of files of rows, packed ones too (`.jsonl.gz`)."""
 _FENCE = re.compile(r"\s*(```|~~~)")
 _HEADING = re.compile(r"#{1,6}\s+(.*?)\s*#*\s*$")
-_TITLE = re.compile(r'\s*"([^\r\n]*)"[ \t]*\r?\n(?=\s*\S)')
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 
 
@@ -64,6 +64,8 @@ class Made:
     """Whether files are read as documents, and not rows."""
     bad: list[str] = field(default_factory=list)
     """Documents and rows that could not be read, with `skip_bad`: place and reason."""
+    no_value: list[str] = field(default_factory=list)
+    """Rows whose text or title is what tables hold where there is nothing, such as NULL."""
     renamed: list[str] = field(default_factory=list)
     """Rows whose id another one had before, with their new ones."""
     words: list[int] = field(default_factory=list)
@@ -168,7 +170,7 @@ def _documents(src: Path, made: Made, keys: CorpusKeys) -> Iterator[Document | U
         return
     for number, record in enumerate(read_records(src)):
         try:
-            yield _of_row(record, number, keys)
+            yield _of_row(record, number, keys, made)
         except UserError as error:
             yield error
 
@@ -204,7 +206,7 @@ def _text(file: Path) -> str:
         raise UserError(f"{file}: no {encoding.upper()} text: byte {error.start} is none of it") from None
 
 
-def _of_row(record: Record, number: int, keys: CorpusKeys) -> Document:
+def _of_row(record: Record, number: int, keys: CorpusKeys, made: Made) -> Document:
     if record.fields is None:
         raise UserError(f"{record.place}: {record.problem}")
     row = keys.applied(record.fields)
@@ -221,19 +223,10 @@ def _of_row(record: Record, number: int, keys: CorpusKeys) -> Document:
     used = {one[0] for one in (found, title, identity) if one is not None}
     new_id = f"{record.file.name.split('.')[0]}_{number}"
     name = str(identity[1]) if identity is not None else new_id
-    if title is not None:
-        section = Section(str(title[1]), _paragraphs(found[1]))
-    else:
-        above, text = _title_and_text(found[1])
-        section = Section(above, _paragraphs(text))
-    return Document(record.place, name, [section], _others(row, used), new_id)
-
-
-def _title_and_text(contents: str) -> tuple[str, str]:
-    """The title of a passage in Search-R1's form, `"TITLE"` in a line of its own above the text; otherwise
-    none, and all of it."""
-    found = _TITLE.match(contents)
-    return (found[1].strip(), contents[found.end() :]) if found else ("", contents)
+    above, text = (str(title[1]), found[1]) if title is not None else title_and_text(found[1])
+    if (what := no_value_in(above, text)) is not None:
+        made.no_value.append(f"{record.place}: {what}")
+    return Document(record.place, name, [Section(above, _paragraphs(text))], _others(row, used), new_id)
 
 
 def _others(row: Mapping[str, Any], used: set[str]) -> dict[str, Any]:

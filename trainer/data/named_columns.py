@@ -11,11 +11,16 @@ from trainer.data.columns import Keys
 from trainer.data.questions import NO_KEYS, Questions, load_questions
 
 
+def named_in(data: DataSettings) -> Keys:
+    """All columns that a configuration names."""
+    return Keys(data.question_key, data.answer_key, data.source_key, data.id_key)
+
+
 def keys_of(data: DataSettings, file: str | Path) -> Keys:
     """Columns by which a file of questions is read: `data.train`, `data.eval` or one in their place. A
     column counts where the file has it; one that neither it nor the other of them has is a mistake. Raises
     UserError. file: as it is given, or where it lies."""
-    keys = Keys(data.question_key, data.answer_key)
+    keys = named_in(data)
     if keys == NO_KEYS or not Path(file).exists():
         return keys
     other = data.eval if str(file) == data.train else data.train

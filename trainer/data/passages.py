@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from retriever_service.index_folder.corpus import are_numbered, corpus_files, is_one_file_of_lines
 from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys
@@ -18,11 +20,12 @@ from retriever_service.index_folder.rows import hash_of
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.records import read_records
-from services.common.records.columns import QUESTION, plain_name
+from services.common.records.columns import QUESTION, is_no_value, plain_name
 from trainer.data.columns import ANSWERS, PROMPT, REWARD
 
 ODD = re.compile("\N{REPLACEMENT CHARACTER}|Ã[\x80-\xbf]|â€|Â[\xa0-\xbf]")
 """What UTF-8 looks like that was read in another encoding and written again."""
+_TITLE = re.compile(r'\s*"([^\r\n]*)"[ \t]*\r?\n(?=\s*\S)')
 SHOWN = 10
 LONG = 1000
 """Words from which on a passage is told of: the papers' have 100, and a search shows some whole ones."""
@@ -37,6 +40,8 @@ class CorpusReport:
     malformed: int = 0
     empty: int = 0
     odd: int = 0
+    no_value: int = 0
+    """Passages whose text or title is what tables hold where there is nothing, such as NULL."""
     long: int = 0
     same_ids: int = 0
     same_texts: int = 0
@@ -69,14 +74,26 @@ def is_corpus(path: Path) -> bool:
         first = next(read_records(path), None)
         if first is None or first.fields is None:
             return False
-        names = {plain_name(name) for name in first.fields}
-        asks = not names.isdisjoint((*QUESTION, *PROMPT))
-        answers = not names.isdisjoint((*ANSWERS, *REWARD))
+        asks, answers = _question_in(first.fields)
         if asks and answers:
             return False  # questions that carry a passage of their own
         return bool(row_of(first.fields, None if asks or answers else 0))
     except (UserError, ValueError):
         return False
+
+
+def asks_and_answers(path: Path) -> bool:
+    """Whether the first row has columns of a question and of its answers, by the names of docs/data.md."""
+    with suppress(UserError, ValueError):
+        first = next(read_records(path), None)
+        return first is not None and first.fields is not None and all(_question_in(first.fields))
+    return False
+
+
+def _question_in(row: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether a row has a column of a question, and one of answers."""
+    names = {plain_name(name) for name in row}
+    return not names.isdisjoint((*QUESTION, *PROMPT)), not names.isdisjoint((*ANSWERS, *REWARD))
 
 
 def validate_corpus(
@@ -116,6 +133,9 @@ def validate_corpus(
         if not row.contents.strip():
             report.empty += 1
             note(f"{place}: the passage {row.id!r} is empty", report.empty)
+        if (what := no_value_in(*title_and_text(row.contents))) is not None:
+            report.no_value += 1
+            note(f"{place}: of the passage {row.id!r} {what}", report.no_value)
         if ODD.search(row.contents):
             report.odd += 1
             text = "the text looks like UTF-8 that was read as another encoding"
@@ -130,6 +150,21 @@ def validate_corpus(
     notes += _repeated(report, path, keys, *twice)
     report.notes = [line for _, line in sorted(notes, key=lambda note: note[0])]
     return report
+
+
+def title_and_text(contents: str) -> tuple[str, str]:
+    """The title of a passage in Search-R1's form, `"TITLE"` in a line of its own above the text; otherwise
+    none, and all of it."""
+    found = _TITLE.match(contents)
+    return (found[1].strip(), contents[found.end() :]) if found else ("", contents)
+
+
+def no_value_in(title: str, text: str) -> str | None:
+    """Such as `the text is 'NULL'`; None where both say something."""
+    for what, held in (("text", text), ("title", title)):
+        if is_no_value(held):
+            return f"the {what} is {held.strip()!r}"
+    return None
 
 
 def _rows(path: Path, numbers: bool, keys: CorpusKeys) -> Iterator[tuple[str, Row | ValueError]]:

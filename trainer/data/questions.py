@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 from services.common.counting import SHOWN_LEFT_OUT, malformed
 from services.common.errors import UserError
 from services.common.records import ACCEPTED, Record, data_files, read_records
+from services.common.records.columns import is_no_value
 from services.contracts import Question
 from trainer.data.columns import Keys, Parsed, question_of, several_in
 from trainer.data.passages import ODD
@@ -76,6 +77,8 @@ class Report:
     """One line for each question or answer that looks like UTF-8 read as another encoding."""
     emptied: list[str] = field(default_factory=list)
     """One line for each row with a golden answer of which scoring leaves nothing."""
+    no_value: list[str] = field(default_factory=list)
+    """One line for each row whose question or answer is what tables hold where there is nothing (NULL)."""
     several: list[str] = field(default_factory=list)
     """One line for each row whose only answer looks like several."""
     first_notes: list[str] = field(default_factory=list)
@@ -88,7 +91,8 @@ class Report:
     @property
     def notes(self) -> int:
         """Lines of all kinds of note."""
-        return sum(map(len, (self.repeated, self.same_ids, self.odd, self.emptied, self.several)))
+        kinds = (self.repeated, self.same_ids, self.odd, self.emptied, self.no_value, self.several)
+        return sum(map(len, kinds))
 
     def note(self, kind: list[str], line: str) -> None:
         """Add a line to one of the kinds."""
@@ -203,6 +207,11 @@ def validate(
                 report.emptied,
                 f"{record.place}: of the answer {emptied!r} scoring by em, f1 and subem leaves nothing",
             )
+        for what, text in (("question", question.text), *(("answer", answer) for answer in answers)):
+            if is_no_value(text) and text != emptied:
+                line = f"{record.place}: the {what} {text!r} is what tables hold where there is nothing"
+                report.note(report.no_value, line)
+                break
         if len(answers) == 1 and len(parts := several_in(answers[0])) > 1:
             as_list = json.dumps(parts, ensure_ascii=False)
             line = f"{record.place}: {answers[0]!r} is read as one answer; several are written {as_list}"
@@ -243,13 +252,12 @@ def _parsed_record(record: Record, number: int, source: str, keys: Keys) -> tupl
     if record.fields is None:
         return BadRow(record.place, record.problem)
     try:
-        return record, question_of(
-            keys.applied(record.fields), number, source, record.names or list(record.fields)
-        )
+        found = question_of(keys.applied(record.fields), number, source, record.names or list(record.fields))
     except UserError as error:
-        return BadRow(record.place, str(error))
+        return BadRow(record.place, keys.in_own_words(str(error), record.fields))
     except RecursionError:
         return BadRow(record.place, "is nested too deep to be read")
+    return record, replace(found, read_from=keys.read_from(record.fields, found.read_from))
 
 
 def _refuse_several_splits(path: Path, files: list[Path]) -> None:

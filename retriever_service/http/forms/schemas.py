@@ -50,7 +50,9 @@ ONE_LIMIT: JsonDict = {
 def refuse_slips(given: Mapping[str, Any] | None, known: list[str]) -> None:
     """Raises RequestRefused for an unknown field that is a misspelt known one."""
     for field in (name for name in given or () if name not in OTHERS):
-        if near := get_close_matches(plain_name(field), known, n=1, cutoff=SLIP):
+        # The same letters first: `topK` is `topk`, and not `top_k`, which is another form of the answer.
+        same = [name for name in known if name == field.lower()]
+        if near := same or get_close_matches(plain_name(field), known, n=1, cutoff=SLIP):
             accepted = ", ".join(known)
             what = f"unknown field; did you mean {near[0]}? Accepted are {accepted}"
             raise RequestRefused(422, f"{field}: {what}", field, accepted)

@@ -59,7 +59,8 @@ def as_shown(parameter: Any) -> Any:
     short = [name for name in others if not name.startswith("--")]
     shown.opts = [", ".join([house, *short, *parameter.secondary_opts])]
     shown.secondary_opts = []
-    behind = [f"Also {name}." for name in others if name.startswith("--")]
+    long = [name for name in others if name.startswith("--")]
+    behind = [f"Also {' and '.join(long)}."] if long else []
     if parameter.secondary_opts and isinstance(parameter.default, bool):
         shown.show_default = False
         behind.append(f"{'On' if parameter.default else 'Off'} by default.")

@@ -13,6 +13,10 @@ IDENTITY = ("id", "_id", "docid", "doc_id", "pid", "passage_id", "idx", "uid", "
 """Columns that hold an id."""
 CONTENTS = ("contents", "content", "text", "passage", "passage_text", "body", "document")
 """Columns that hold a passage's text."""
+NO_VALUE = {"null", "nan", "none", "n/a", "#n/a", "<na>", "-", "--"}
+"""What tables hold where there is nothing, in small letters. Each may be meant: an answer may be None."""
+SUCH_AS = "NULL, nan, None, N/A or -"
+"""Some of these, for messages."""
 _APART = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\s.-]+")
 
 
@@ -67,3 +71,8 @@ def is_missing(value: Any) -> bool:
         text = value.strip()
         return not text or (not text[0].isprintable() and not any(map(str.isprintable, text)))
     return isinstance(value, list | tuple | dict) and not value
+
+
+def is_no_value(text: str) -> bool:
+    """Whether a text is what tables hold where there is nothing, such as NULL."""
+    return len(text) < 20 and text.strip().lower() in NO_VALUE

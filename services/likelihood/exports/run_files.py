@@ -156,10 +156,13 @@ def read_run(path: Path) -> RunFiles:
 
 def read_rules(path: Path | None) -> MonitorRules:
     """Thresholds of the monitor from a YAML file; the defaults without one. Raises UserError naming the
-    key."""
+    key. Of a whole configuration its monitor.rules are taken."""
     if path is None:
         return MonitorRules()
-    return _rules(read_mapping(path), str(path))
+    given = read_mapping(path)
+    if isinstance(section := given.get("monitor"), dict):
+        given = section.get("rules") or {}
+    return _rules(given, str(path))
 
 
 def _rules(given: dict[str, Any], where: str) -> MonitorRules:

@@ -111,7 +111,7 @@ def agent_spec(
         say(f"weights of {source.checkpoint}")
         model = export_checkpoint(source.checkpoint, folder / "model")
     assert model is not None  # one of both is set
-    if line := unlike(model, source.config.rollout, task=True):
+    if line := unlike(model, source.config.rollout, task=True, name=source.checkpoint):
         say(line)
     url = retriever_url(source, retriever_given, parts, say)
     config = source.config

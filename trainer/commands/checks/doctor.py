@@ -360,7 +360,7 @@ def show(findings: list[Finding], console: Console) -> None:
 
 def verdict(findings: list[Finding], config: Path | None = None, overrides: Sequence[str] = ()) -> str:
     """The last line: what can be done here now, with the configuration where one is given."""
-    if bad := [finding.what for finding in findings if finding.level == "bad"]:
+    if bad := dict.fromkeys(finding.what for finding in findings if finding.level == "bad"):
         return f"not ready: see {', '.join(bad)} above"
     by_name = {finding.what: finding for finding in findings}
     trains = by_name.get("training")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import TypeVar, cast
 
 from retriever_service.search.users_index import Search, call_search
@@ -18,7 +19,7 @@ from services.rollout.worker.tools import Toolbox
 from trainer.commands.checks.doctor_reward import made
 from trainer.commands.checks.findings import Finding, tried
 from trainer.config.schema import Config
-from trainer.loop.records.users_metrics import StepMetrics, UsersMetrics
+from trainer.loop.records.users_metrics import RUNS_OWN, StepMetrics, UsersMetrics
 
 T = TypeVar("T")
 SECONDS = 30.0
@@ -28,17 +29,26 @@ SHOWN = 60
 
 
 def check_search(key: str, path: str, search: Search, question: Question, topk: int) -> Finding:
-    """Whether a search of a question returns passages with scores."""
+    """Whether a search of a question returns passages with scores, as many as asked for, best first."""
 
-    def call() -> int:
+    def call() -> list[tuple[str, float]]:
         where = f"{key}={path}"
-        return len(in_time(where, lambda: call_search(where, search, question.text, topk)))
+        return in_time(where, lambda: call_search(where, search, question.text, topk))
 
     found = tried(key, path, call)
     if isinstance(found, Finding):
         return found
-    passages = counted(found, "passage")
-    return Finding(key, "good", f"{path}: {passages} of {in_one_line(question.text, SHOWN)!r}")
+    seen = f"{path}: {counted(len(found), 'passage')} of {in_one_line(question.text, SHOWN)!r}"
+    notes = []
+    if len(found) > topk:
+        notes.append(f"it was asked for {topk}; a run takes the first {topk}")
+    scores = [score for _, score in found]
+    if (at := next((n for n, pair in enumerate(pairwise(scores), 1) if pair[1] > pair[0]), None)) is not None:
+        notes.append(
+            f"passage {at} has a higher score ({scores[at]:g}) than the one before it ({scores[at - 1]:g}); "
+            "expected best first: the policy reads them in the order that they come in"
+        )
+    return Finding(key, "note" if notes else "good", seen, "; ".join(notes))
 
 
 def check_tool(key: str, path: str, tool: Callable[..., object], question: Question) -> Finding:
@@ -70,6 +80,14 @@ def check_metrics(key: str, path: str, function: StepMetrics, config: Config, qu
     if said:
         return Finding(
             key, "bad", path, f"{said[0]}; expected numbers by name, such as {{'my/queries': 1.0}}"
+        )
+    if taken := [name for name in numbers if name.partition("/")[0] in RUNS_OWN]:
+        return Finding(
+            key,
+            "note",
+            f"{path}: {', '.join(numbers)}",
+            f"{', '.join(taken)}: begins as metrics of a run do, which leaves out a name that it uses "
+            "itself; give another, such as my/name",
         )
     return Finding(key, "good", f"{path}: {', '.join(numbers) or 'no number for an answer without a search'}")
 

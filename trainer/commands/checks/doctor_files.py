@@ -8,11 +8,12 @@ from pathlib import Path
 
 from services.common.counting import counted, malformed
 from services.common.errors import UserError
+from services.common.records.columns import SUCH_AS
 from services.settings import RetrieverSettings
 from trainer.commands.checks.findings import Finding, tried
 from trainer.config.schema import Config
 from trainer.data import models
-from trainer.data.named_columns import keys_of, validating
+from trainer.data.named_columns import keys_of, named_in, validating
 from trainer.data.passages import CorpusReport, validate_corpus
 from trainer.data.questions import Report, validate
 from trainer.data.relative_paths import paths_of, where_looked
@@ -77,13 +78,18 @@ def _questions_of(config: Config, key: str, value: str) -> Finding:
         return report
     bad, rows = len(report.problems), len(report.problems) + report.good
     seen = f"{value}: {counted(report.good, 'question')} {_read(rows)}"
-    command = validating(value, question=config.data.question_key, answer=config.data.answer_key)
+    command = validating(value, **named_in(config.data).given)
     lists = f"{command} lists all"
     notes = []
     if report.contradicting:
         notes.append(
             counted(len(report.contradicting), "question contradicts", "questions contradict")
             + " an earlier one"
+        )
+    if report.no_value:
+        notes.append(
+            counted(len(report.no_value), "row has", "rows have")
+            + f" a question or an answer such as {SUCH_AS}"
         )
     if report.several:
         notes.append(
@@ -118,15 +124,21 @@ def _corpus_of(key: str, searched: RetrieverSettings) -> Finding:
         told.append(counted(report.same_ids, "row has", "rows have") + " the id of an earlier one")
     if not rows:
         return Finding(f"{key}.corpus", "bad", seen, "it is empty")
-    if not told:
-        return Finding(f"{key}.corpus", "good", seen)
-    lists = f"{validating(corpus, **keys.given)} lists all"
-    if searched.skip_bad and good:
-        return Finding(
-            f"{key}.corpus", "note", seen, f"{'; '.join(told)}, left out by {key}.skip_bad; {lists}"
+    notes = []
+    if report.no_value:
+        notes.append(
+            counted(report.no_value, "passage has", "passages have") + f" a text or a title such as {SUCH_AS}"
         )
-    out = f"; {key}.skip_bad=true leaves such rows out" if good else ""
-    return Finding(f"{key}.corpus", "bad", seen, f"{'; '.join(told)}; {lists}{out}")
+    lists = f"{validating(corpus, **keys.given)} lists all"
+    if not told:
+        if not notes:
+            return Finding(f"{key}.corpus", "good", seen)
+        return Finding(f"{key}.corpus", "note", seen, "; ".join([*notes, lists]))
+    if searched.skip_bad and good:
+        told[-1] += f", left out by {key}.skip_bad"
+        return Finding(f"{key}.corpus", "note", seen, "; ".join([*told, *notes, lists]))
+    out = [f"{key}.skip_bad=true leaves such rows out"] if good else []
+    return Finding(f"{key}.corpus", "bad", seen, "; ".join([*told, *notes, lists, *out]))
 
 
 def _read(rows: int) -> str:

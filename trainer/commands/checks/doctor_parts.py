@@ -21,7 +21,7 @@ from trainer.commands.checks.findings import Finding, tried
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.checks.overlap import repeated
-from trainer.data.named_columns import keys_of, validating
+from trainer.data.named_columns import keys_of, named_in, validating
 from trainer.data.questions import load_questions, parsed
 from trainer.learner.model.asked import unlike
 from trainer.rewards import Reward
@@ -111,7 +111,7 @@ def check_leak(config: Config) -> Iterator[Finding]:
     held_out = held_out[: config.evaluation.limit]
     if count := repeated(held_out, train):
         data = config.data
-        command = validating(str(data.eval), data.train, question=data.question_key, answer=data.answer_key)
+        command = validating(str(data.eval), data.train, **named_in(data).given)
         advice = f"held-out scores then measure memory; {command} lists them"
         yield Finding(
             "held-out questions",

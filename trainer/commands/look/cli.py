@@ -135,7 +135,12 @@ def diff_trajectories(
 
 def trace(
     run: Run,
-    step: Annotated[int, typer.Argument(min=1, autocompletion=completed_step_numbers, help="The step.")],
+    step: Annotated[
+        int | None,
+        typer.Argument(
+            min=1, autocompletion=completed_step_numbers, help="The step. Default: the newest one."
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The file. Default: traces/step_STEP.json in the run's folder."),

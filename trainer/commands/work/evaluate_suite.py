@@ -19,7 +19,7 @@ from trainer.commands.work.evaluate import served, with_weights
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.checkpoints import asked_otherwise
-from trainer.data.columns import Keys
+from trainer.data.named_columns import named_in
 from trainer.learner.checkpoint import find
 from trainer.learner.model.model_identity import weights_digest
 from trainer.loop.run.system import Serving
@@ -69,7 +69,7 @@ def run_suite(config: Config, options: SuiteOptions, say: Callable[[str], None] 
         limit=options.limit_per_source,
         seed=config.seed,
         skip_bad=config.data.skip_bad,
-        keys=Keys(config.data.question_key, config.data.answer_key),
+        keys=named_in(config.data),
         say=say,
     )
     _tell(suite, say)

@@ -30,6 +30,7 @@ def of_questions(path: Path, report: Report) -> dict[str, Any]:
         "reasons": dict(report.reasons.most_common()),
         "problems": report.problems,
         "emptied": report.emptied,
+        "no_value": report.no_value,
         "repeated": report.repeated,
         "contradicting": report.contradicting,
         "several_answers": report.several,

@@ -41,19 +41,25 @@ def kept_in(model: Path) -> dict[str, Any]:
     return {name: rollout[name] for name in KEPT if name in rollout} if isinstance(rollout, dict) else {}
 
 
-def unlike(model: Path, settings: RolloutSettings, *, task: bool = False) -> str | None:
+def unlike(
+    model: Path, settings: RolloutSettings, *, task: bool = False, name: str | Path | None = None
+) -> str | None:
     """One line where a model's folder keeps other settings than these, or another chat template than the one
-    that it has now; otherwise None. task: those of the task are compared too."""
+    that it has now; otherwise None. task: those of the task are compared too. name: what the user calls the
+    model, where the folder is a temporary one."""
+    called = name or model
     kept, now = kept_in(model), settings.model_dump(mode="json")
     names = [n for n in (*PROMPTS, *(TASK if task else ())) if n in kept and kept[n] != now[n]]
     said = []
     if names:
         here = ", ".join(f"rollout.{name} is {_shown(now[name])}" for name in names)
         learnt = " ".join(f"rollout.{name}={_shown(kept[name])}" for name in names)
-        said.append(f"{here}; the model in {model} learnt with {learnt}: give that, or it is asked otherwise")
+        said.append(
+            f"{here}; the model in {called} learnt with {learnt}: give that, or it is asked otherwise"
+        )
     before = kept and hints(model / EXPORT_MARK)["asked"].get("chat_template")
     if before and before != _chat_template(model):
-        said.append(f"the chat template in {model} is not the one that the model learnt with")
+        said.append(f"the chat template in {called} is not the one that the model learnt with")
     return f"warning: {'; '.join(said)}" if said else None
 
 

@@ -11,6 +11,12 @@ from services.common.loading.user_code import Call, load, told
 from services.contracts import Trajectory
 
 KEY = "trainer.metrics"
+RUNS_OWN = {
+    "batch_kl", "data", "displacement", "entropy", "eval", "grad_norm", "groups", "importance", "kl", "leak",
+    "learner", "llds", "logp", "lr", "mismatch", "nll", "phase", "policy", "probe", "ratio", "retrieval",
+    "reward", "rollout", "step", "supervised", "sync", "system", "text", "time",
+}  # fmt: skip
+"""How metrics of a run begin (docs/metrics.md): what stands before the first `/`."""
 
 
 class StepMetrics(Protocol):

@@ -102,7 +102,7 @@ GROUPS = (
     Group("warns", ("learner.betas",), "Adam's moments were gathered under the old ones"),
     Group(
         "warns",
-        ("data.eval", "data.question_key", "data.answer_key", "evaluation.limit"),
+        (*_keys("data", "eval", "question_key", "answer_key", "source_key", "id_key"), "evaluation.limit"),
         "scores before and after are of other questions",
     ),
     Group(
