@@ -1,4 +1,4 @@
-"""The tables of docs/evaluation.md of a real model before and after training, from committed scores.
+"""The tables of docs/evaluation_measured.md of a real model before and after training, from committed scores.
 
 `python -m benchmarks.real_model.suite` prints them; a test holds the page to them. `suite.json` has a 0 or 1
 per question, in the order of the questions' keys, and the estimates that `unspiral eval --suite` wrote. It

@@ -41,17 +41,22 @@ def progress_on(console: Console, log_seconds: float = LOG_SECONDS) -> Iterator[
 
 
 class _Log:
-    """Lines of progress. The first comes late, so that short work says nothing."""
+    """Lines of progress. The first comes late, so that short work says nothing; a stage that has said
+    something says its end too."""
 
     def __init__(self, console: Console, seconds: float) -> None:
         self._console = console
         self._seconds = seconds
         self._last = time.monotonic()
+        self._open: set[str] = set()
+        """Stages that have said something, and not their end."""
 
     def __call__(self, stage: str, share: float, note: str) -> None:
         now = time.monotonic()
-        if now - self._last < self._seconds:
+        ended = share >= 1 and stage in self._open
+        if now - self._last < self._seconds and not ended:
             return
+        (self._open.discard if share >= 1 else self._open.add)(stage)
         self._last = now
         line = f"{stage}: {share:.0%}" + (f", {note}" if note else "")
         self._console.print(line, soft_wrap=True, markup=False, highlight=False)

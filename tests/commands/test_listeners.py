@@ -23,7 +23,7 @@ from runs import run_config, start, until
 from services.local_ray import OWNER_VARIABLE
 from trainer.commands.checks.doctor import check_listeners
 from trainer.commands.checks.leftovers import is_running
-from trainer.commands.checks.listeners import gcs_refuses, is_loopback, listeners, summary
+from trainer.commands.checks.listeners import Listener, gcs_refuses, is_loopback, listeners, summary
 
 STRANGER = str(Path(__file__).parent / "ray_stranger.py")
 
@@ -164,6 +164,21 @@ def test_a_cluster_answers_another_host_with_the_token_alone(host):
         assert rows[f"Ray at port {gcs}"][0] == "good"
         level, _, advice = rows["Ray's listeners"]
         assert level == "note" and all(str(port) in advice for port in open_to_all)
+
+
+def test_the_ports_of_many_rays_are_counted_and_those_of_one_are_named():
+    def advice(rays):
+        found = [Listener(n, "Ray: raylet", "0.0.0.0", 4000 + n) for n in range(rays)]
+        found += [Listener(9, "Ray: dashboard", "10.0.0.1", port) for port in (8265, 8266)]
+        (row,) = summary([*found, Listener(9, "Ray: raylet", "127.0.0.1", 9000)])
+        assert (
+            row.what == "Ray's listeners"
+            and row.seen == f"{rays + 3} ports, {rays + 2} of them beyond this machine"
+        )
+        return row.advice.removeprefix("keep the network out (docs/security.md): ")
+
+    assert advice(2) == "dashboard 8265, 8266; raylet 4000, 4001"
+    assert advice(25) == "dashboard 8265, 8266; raylet 4000 and 24 more"
 
 
 def test_a_control_plane_that_would_be_open_is_bad(monkeypatch):

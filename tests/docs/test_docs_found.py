@@ -80,17 +80,27 @@ def test_a_run_is_explained_in_one_place_and_as_the_help_does():
     assert re.search(f"a run is {stated}", readme.lower()) and "run_folder.md#what-run-and" in readme
 
 
-def test_options_of_an_evaluation_come_before_its_results():
+def test_options_of_an_evaluation_stand_without_its_results_which_have_a_page():
     text = page("evaluation.md")
     parts = re.findall(r"^## (.+)$", text, re.M)
-    assert parts[0] == "Evaluate a model on your own questions" and parts[-1] == "What was measured"
+    assert parts[0] == "Evaluate a model on your own questions" and "evaluation_measured.md" in text
     assert parts.index("The papers' seven sets") < parts.index("Methods")
     assert "| option | effect |" in section(text, "The papers' seven sets")
     first = section(text, parts[0])
     assert "--suite" not in first and first.index("unspiral eval --config mine.yaml") < first.index(
         "EM 1.000"
     )
-    assert "| | NQ |" not in text.partition("## What was measured")[0]
+    assert "| | NQ |" not in text and "| | NQ |" in page("evaluation_measured.md")
+
+
+def test_the_list_at_the_beginning_of_data_names_every_section():
+    text = page("data.md")
+    (named,) = re.findall(r"^Below: (.+?)\.\n\n", text, re.M | re.S)
+    parts = [
+        re.sub(r"[^a-z -]", "", part.lower()).replace(" ", "-")
+        for part in re.findall(r"^## (.+)$", text, re.M)
+    ]
+    assert re.findall(r"\(#([\w-]+)\)", named) == parts[parts.index("formats") :]
 
 
 def test_every_row_of_gpu_settings_says_whether_it_was_run():

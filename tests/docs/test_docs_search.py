@@ -63,6 +63,7 @@ FIRST = {
     "python 3.13": "deploy/#installing",
     "apple silicon": "deploy/#installing",
     "OOM": "gpu/#memory-by-model-size",
+    "LoRA": "gpu/#lora",
     "CUDA out of memory": "gpu/#memory-by-model-size",
     "export to huggingface": "run_folder/#export-a-checkpoint-as-a-hugging-face-model",
     "upload model to hub": "run_folder/#export-a-checkpoint-as-a-hugging-face-model",
@@ -77,7 +78,6 @@ FIRST = {
 AMONG_THREE = {
     "SIGTERM": "reliability/#stop-a-run-signals-and-the-drivers-death",
     "my own reward": "extend/",
-    "LoRA": "gpu/",
     "grad_norm": "metrics/",
     "learner.lr": "not_learning/",
     "does LLDS help": "collapse_bench/",

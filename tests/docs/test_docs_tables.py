@@ -55,7 +55,7 @@ def test_nothing_is_wider_than_its_box_without_a_sign_of_it(site, url, page, wid
 
 def test_the_sign_follows_the_scrolling_and_the_window(page, url):
     page.set_viewport_size({"width": 390, "height": 900})
-    page.goto(f"{url}/evaluation/")
+    page.goto(f"{url}/evaluation_measured/")
     table = page.locator(".wide", has_text="untrained:").first
     line = page.locator("p.sideways:visible", has_text="12 columns: scroll sideways").first
     line.wait_for()

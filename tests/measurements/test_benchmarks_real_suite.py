@@ -1,4 +1,4 @@
-"""The tables and figures of docs/evaluation.md of a real model before and after training."""
+"""The tables and figures of docs/evaluation_measured.md of a real model before and after training."""
 
 import pytest
 from places import ROOT
@@ -17,9 +17,9 @@ from benchmarks.real_model.training import HALF_RATE, metrics, runs, yes_or_no
 from trainer.suite.sets import GENERAL, MULTI_HOP, SETS
 from trainer.suite.statistics import averages_of
 
-PAGE = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/evaluation_measured.md").read_text(encoding="utf-8")
 SECTION = " ".join(
-    PAGE.split("### Before and after training")[1].split("\n`unspiral eval` without")[0].split()
+    PAGE.split("## Before and after training")[1].split("\n`unspiral eval` without")[0].split()
 )
 
 

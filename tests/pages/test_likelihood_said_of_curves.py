@@ -25,7 +25,7 @@ def report(folder, *, lag=0.05):
         {
             "step": s,
             "reward/mean": s / 20,
-            "reward/em": s / 20,
+            "reward/em": s / 20 + 1e-4,
             "grad_norm": 1 + s / 9,
             "grad_norm/max": 2 + s / 9,
         }
@@ -61,7 +61,7 @@ def test_a_line_that_hides_an_earlier_one_is_dashed_and_no_other(browser, tmp_pa
 )
 def test_a_threshold_that_the_axis_does_not_reach_is_said(browser, tmp_path, lag, said):
     page = opened(browser, report(tmp_path / "run", lag=lag), ours=HERE)
-    found = figure(page, "Lag probe").locator("figcaption .beyond")
+    found = figure(page, "Lag probe").locator(".legend .beyond")
     found.wait_for(state="attached")
     until(page, "Unspiral.app.everyChart().some((c) => c.u && c.definition.title === 'Lag probe')")
     assert found.text_content().replace("\u2212", "-") == said

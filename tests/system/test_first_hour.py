@@ -148,6 +148,16 @@ def test_long_work_tells_a_log_how_far_it_is_and_short_work_says_nothing():
     assert log.file.getvalue() == "scan: 50%, 1,000 passages\nseal: 100%\n"
 
 
+def test_a_log_that_was_told_of_a_stage_is_told_its_end_however_soon_it_comes():
+    log = Console(file=io.StringIO(), width=40)
+    with progress_on(log, log_seconds=0.0) as tell:
+        tell("convert", 0.01, "1 of 272")
+        tell._seconds = 1000.0
+        for stage, share in (("convert", 0.5), ("convert", 1.0), ("convert", 1.0), ("short", 1.0)):
+            tell(stage, share, "")
+    assert log.file.getvalue().splitlines() == ["convert: 1%, 1 of 272", "convert: 100%"]
+
+
 def test_a_demo_in_a_log_says_at_once_what_takes_a_minute(tmp_path, monkeypatch):
     log = Console(file=io.StringIO(), width=120)
     seen = []

@@ -24,6 +24,8 @@ RAY_SERVERS = (
     "log_monitor.py",
     "runtime_env/agent/main.py",
 )
+MOST_SHOWN = 6
+"""Ports of a kind that are all named: those of one Ray. Machines that many share have dozens."""
 KEYS = "/ray.rpc.InternalKVGcsService/InternalKVKeys"
 """A call that reads; an empty request asks for all keys."""
 
@@ -146,10 +148,18 @@ def _ray_rows(ray: list[Listener]) -> Iterator[Finding]:
         yield Finding(f"Ray at port {server.port}", level, seen, advice)
     wide = sorted({(each.what, each.port) for each in ray if each.reach != "this machine"})
     seen = f"{len(ray)} ports, {len(wide)} of them beyond this machine"
-    ports = ", ".join(f"{what.removeprefix('Ray: ')} {port}" for what, port in wide)
+    ports = "; ".join(_some_ports(what.removeprefix("Ray: "), wide, what) for what in dict(wide))
     yield judged(
         "Ray's listeners", not wide, seen, f"keep the network out (docs/security.md): {ports}", "note"
     )
+
+
+def _some_ports(name: str, wide: list[tuple[str, int]], what: str) -> str:
+    """The ports of a kind; where it has more than one Ray has, the first and how many more."""
+    ports = [port for kind, port in wide if kind == what]
+    shown = ports if len(ports) <= MOST_SHOWN else ports[:1]
+    more = f" and {len(ports) - len(shown)} more" if shown != ports else ""
+    return f"{name} {', '.join(map(str, shown))}{more}"
 
 
 def _service_row(listener: Listener) -> Finding:

@@ -46,14 +46,13 @@
       this.definition = definition;
       this.app = app;
       this.place = node("span", { class: "unit" }, definition.unit);
-      this.beyond = node("span", { class: "beyond" });
-      this.legend = node("div", { class: "legend" });
+      this.legend = node("div", { class: "legend" }, (this.beyond = node("span", { class: "beyond" })));
       this.plot = node("div", { class: "plot", tabindex: "0", role: "img", onkeydown: (e) => this.key(e) });
       this.table = node("details", { class: "values", ontoggle: () => this.fillTable() }, node("summary"), node("div"));
       this.figure = node(
         "figure",
         {},
-        node("figcaption", {}, node("strong", {}, definition.title), this.place, this.beyond, U.chartTools(this)),
+        node("figcaption", {}, node("strong", {}, definition.title), this.place, U.chartTools(this)),
         definition.note ? node("p", { class: "note" }, definition.note) : null,
         this.legend,
         this.plot,
@@ -374,6 +373,7 @@
           }
           return button;
         }),
+        this.beyond,
       );
       this.follow(this.u);
     }

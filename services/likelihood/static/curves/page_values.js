@@ -58,10 +58,12 @@
   U.titleOf = (run) => run.label || run.title || run.run;
 
   const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 4], [1, 5], [14, 4], [14, 3, 2, 3, 2, 3], [7, 2], [4, 8], [1, 2], [10, 3, 5, 3]];
-  // Whether one line hides another: at more than half of the steps that both have they are equal.
+  // Whether one line hides another: at more than half of the steps that both have they are less than a line's width apart, which is a
+  // hundredth of the height.
   const hides = (left, right) => {
     const both = left.map((value, i) => [value, right[i]]).filter((pair) => pair.every((v) => v !== null && v !== undefined));
-    return both.length > 0 && 2 * both.filter(([a, b]) => a === b).length > both.length;
+    const height = Math.max(...both.flat()) - Math.min(...both.flat());
+    return both.length > 0 && 2 * both.filter(([a, b]) => Math.abs(a - b) <= height / 100).length > both.length;
   };
 
   // Of several runs each line of a chart has dashes of its own. Those of one run are told apart by their colours: one that hides
