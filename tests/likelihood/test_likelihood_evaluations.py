@@ -68,7 +68,10 @@ def test_the_monitor_judges_lines_alone_and_once(client):
     bands = client.get("/v1/runs/a/phase").json()
     lines = client.get("/v1/runs/a/steps").json()
     evaluated(client, 3, 0.5)
-    assert client.get("/v1/runs/a/phase").json() == bands and client.get("/v1/runs/a/steps").json() == lines
+    now = client.get("/v1/runs/a/phase").json()
+    counted = {"reward_gap": "1 value of the held-out score, and 3 are needed"}
+    assert now == bands | {"undecided": bands["undecided"] | counted}, "it is counted, and judges nothing"
+    assert client.get("/v1/runs/a/steps").json() == lines
 
 
 def test_scores_of_steps_that_a_later_attempt_makes_again_are_left_out(client):
