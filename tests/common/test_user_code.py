@@ -133,3 +133,13 @@ def test_a_name_of_a_name_says_which_part_is_missing(module):
     module("own_parts", "class Box:\n    def open(self):\n        return 1\n")
     with pytest.raises(UserError, match=r"own_parts\.Box has no `close`; it has: open$"):
         load("x", "own_parts:Box.close", "a function")
+
+
+@pytest.mark.parametrize("package", ["trainer", "services", "retriever_service"])
+def test_a_users_module_in_a_package_of_ours_is_told_that_the_name_is_taken(package):
+    with pytest.raises(UserError) as e:
+        make_reward(f"{package}.no_such_module:brief")
+    assert str(e.value).endswith(
+        f"No module named '{package}.no_such_module'; `{package}` is a package of Unspiral's: give yours "
+        "another name"
+    )

@@ -20,7 +20,9 @@ from services.common.errors import UserError
 from services.common.names import nearest
 
 _ROOT = Path(__file__).parents[3]
-_OURS = tuple(f"{_ROOT / name}{os.sep}" for name in ("services", "trainer", "retriever_service"))
+OWN_PACKAGES = ("services", "trainer", "retriever_service")
+"""The names that an installed Unspiral takes at the top level: no project beside it can have them."""
+_OURS = tuple(f"{_ROOT / name}{os.sep}" for name in OWN_PACKAGES)
 _LIBRARIES = tuple(
     f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -142,10 +144,18 @@ def told(error: Exception) -> str:
     where the user's module is a library's, with its innermost line."""
     if isinstance(error, NoSuchName):
         return str(error)
-    message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    message = f"{type(error).__name__}: {' '.join(str(error).split())}{_taken(error)}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
     users = [f for f in frames if not f.filename.startswith(_LIBRARIES)] or frames
     return f"{message} ({users[-1].filename}, line {users[-1].lineno})" if users else message
+
+
+def _taken(error: Exception) -> str:
+    """What to do where a module was looked for in a package of ours."""
+    package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if package not in OWN_PACKAGES:
+        return ""
+    return f"; `{package}` is a package of Unspiral's: give yours another name"
 
 
 def _is_ours(file: str) -> bool:
