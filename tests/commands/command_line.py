@@ -7,12 +7,27 @@ import shutil
 from collections.abc import Callable
 
 import pytest
+import typer
 from places import DATA
 
-from trainer.commands.cli import main
+from trainer.commands.cli import app, main
 from trainer.learner.checkpoint import written_aside
 
 LAB = DATA / "lab"
+
+
+def leaves(command, path=()):
+    """(path, command) of every command that does something."""
+    if hasattr(command, "commands"):
+        for name, child in command.commands.items():
+            yield from leaves(child, (*path, name))
+            if hasattr(command.commands, "below"):
+                yield from (((*path, name, sub), one) for sub, one in command.commands.below(name).items())
+    else:
+        yield path, command
+
+
+COMMANDS = dict(leaves(typer.main.get_command(app)))
 
 
 @pytest.fixture

@@ -8,14 +8,13 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-import typer
-from command_line import fresh_folder, run, runs  # noqa: F401
+from command_line import COMMANDS, fresh_folder, run, runs  # noqa: F401
 from places import ROOT
 
 from services.common.names import accepted, nearest
 from services.common.printing.help_pages import CHECKPOINT, CORPUS, INDEX, RUN
 from trainer.commands.cli import COMMANDS as COMMANDS_OF_TREE
-from trainer.commands.cli import PANELS, app
+from trainer.commands.cli import PANELS
 from trainer.commands.examples import EXAMPLES
 from trainer.learner.checkpoint import find
 
@@ -24,20 +23,6 @@ VERBS = {
     "List", "Make", "Measure", "Print", "Read", "Run", "Score", "Search", "Serve", "Show", "Teach", "Train",
     "Write",
 }  # fmt: skip
-
-
-def leaves(command, path=()):
-    """(path, command) of every command that does something."""
-    if hasattr(command, "commands"):
-        for name, child in command.commands.items():
-            yield from leaves(child, (*path, name))
-            if hasattr(command.commands, "below"):
-                yield from (((*path, name, sub), one) for sub, one in command.commands.below(name).items())
-    else:
-        yield path, command
-
-
-COMMANDS = dict(leaves(typer.main.get_command(app)))
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

@@ -4,8 +4,7 @@ import json
 from typing import get_args
 
 import pytest
-import typer
-from command_line import fresh_folder, run, runs  # noqa: F401
+from command_line import COMMANDS, fresh_folder, run, runs  # noqa: F401
 
 from retriever_service.bm25.analysis import languages
 from retriever_service.dense import encoder
@@ -15,7 +14,6 @@ from services.likelihood.exports.trainers import MAPS
 from services.likelihood.records import StepRecord
 from services.likelihood.store.sqlite.store import SQLiteStore
 from trainer.algorithm_names import PolicyLossKind
-from trainer.commands.cli import app
 from trainer.commands.completion import NAMED, values
 from trainer.config.schema import leaf_keys
 from trainer.data.models import KNOWN
@@ -32,19 +30,6 @@ FREE = {
     "--group", "--id", "--name", "--question", "--source", "--uid", "--wandb", "ID", "QUERY", "TEXT",
 }  # fmt: skip
 """Options and arguments whose text is not one of a few words."""
-
-
-def leaves(command, path=()):
-    if hasattr(command, "commands"):
-        for name, child in command.commands.items():
-            yield from leaves(child, (*path, name))
-            if hasattr(command.commands, "below"):
-                yield from (((*path, name, sub), one) for sub, one in command.commands.below(name).items())
-    else:
-        yield path, command
-
-
-COMMANDS = dict(leaves(typer.main.get_command(app)))
 
 
 @pytest.fixture

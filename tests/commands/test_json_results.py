@@ -3,10 +3,8 @@
 import json
 
 import pytest
-import typer
-from command_line import fresh_folder, run, runs  # noqa: F401
+from command_line import COMMANDS, fresh_folder, run, runs  # noqa: F401
 
-from trainer.commands.cli import app
 from trainer.commands.work import runs as commands
 
 WITHOUT = {
@@ -19,20 +17,10 @@ WITHOUT = {
 }  # fmt: skip
 
 
-def leaves(command, path=()):
-    if hasattr(command, "commands"):
-        for name, child in command.commands.items():
-            yield from leaves(child, (*path, name))
-            if hasattr(command.commands, "below"):
-                yield from (((*path, name, sub), one) for sub, one in command.commands.below(name).items())
-    else:
-        yield path, command
-
-
 def test_every_command_with_a_result_has_json():
     found = {
         " ".join(path)
-        for path, command in leaves(typer.main.get_command(app))
+        for path, command in COMMANDS.items()
         if not any("--json" in one.opts for one in command.params)
     }
     assert found == WITHOUT

@@ -314,21 +314,26 @@ class Poisoned(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_record_that_breaks_the_service_is_put_aside_and_those_behind_it_arrive(
-    tmp_path, monkeypatch, caplog
-):
-    monkeypatch.setattr(client_module, "RETRY_SECONDS", (0.01,))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Poisoned)
+def three_steps_to(service, spool, caplog):
+    """Post them; the one that breaks the service is refused in the end, and none waits."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), service)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         url = f"http://127.0.0.1:{server.server_port}"
-        with caplog.at_level(logging.ERROR), LikelihoodClient(url, spool_dir=tmp_path / "spool") as client:
+        with caplog.at_level(logging.ERROR), LikelihoodClient(url, spool_dir=spool) as client:
             for step in range(3):
                 client.post_step("run", StepRecord(step=step))
             assert client.flush(30) and client.refused == 1 and client.waiting == 0
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_a_record_that_breaks_the_service_is_put_aside_and_those_behind_it_arrive(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(client_module, "RETRY_SECONDS", (0.01,))
+    three_steps_to(Poisoned, tmp_path / "spool", caplog)
     assert Poisoned.seen == [0] + [1] * client_module.POISON_TRIES + [2]
     (bad,) = (tmp_path / "spool").glob("*.bad")
     assert b'"step":1' in bad.read_bytes()
@@ -349,17 +354,7 @@ def test_a_disk_that_takes_no_record_put_aside_does_not_stop_the_client(tmp_path
         save(spool, message, path)
 
     monkeypatch.setattr(Spool, "_save", saved)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Broken)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        url = f"http://127.0.0.1:{server.server_port}"
-        with caplog.at_level(logging.ERROR), LikelihoodClient(url, spool_dir=tmp_path / "spool") as client:
-            for step in range(3):
-                client.post_step("run", StepRecord(step=step))
-            assert client.flush(30) and client.refused == 1 and client.waiting == 0
-    finally:
-        server.shutdown()
-        server.server_close()
+    three_steps_to(Broken, tmp_path / "spool", caplog)
     assert Broken.seen == [0] + [1] * 2 * client_module.POISON_TRIES + [2]
     assert len(list((tmp_path / "spool").glob("*.bad"))) == 1
     assert "step 1 cannot be put aside (spool: no space left): it is tried again" in caplog.text
