@@ -210,7 +210,7 @@ def hints(path: Path) -> dict[str, Any]:
     another form."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -9,13 +9,13 @@ from contextlib import closing
 import httpx
 import pytest
 
+from services.common.runs.kept_answers import protocol_file
 from services.common.shares import wilson
 from services.likelihood.records import StepRecord
 from services.likelihood.rest.evaluated.kept import kept_in, own_files, protocol_of
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 from services.likelihood.store.sqlite.store import SQLiteStore
 from trainer.commands.work.shown_answers import show_on_pages
-from trainer.suite.finished import protocol_file
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 

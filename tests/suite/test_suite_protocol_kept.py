@@ -11,11 +11,12 @@ from rollout_fakes import byte_bpe
 from suite_rows import PROTOCOL, evaluation, trajectory_of
 
 from services.common.errors import UserError
+from services.common.runs.kept_answers import protocol_file
 from services.contracts import Question
 from trainer.commands.work import evaluate
 from trainer.config.schema import parse_config
 from trainer.suite.compare import compare
-from trainer.suite.finished import load, protocol_file
+from trainer.suite.finished import load
 from trainer.suite.rows import GREEDY, Asked
 from trainer.suite.sets import Item
 

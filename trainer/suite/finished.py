@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import UserError
+from services.common.runs.kept_answers import protocol_file
 from services.common.users_files import load_object
 from trainer.suite.folder import PLAN_FILE
 from trainer.suite.result import RESULT_FILE
@@ -77,13 +78,6 @@ def load_result(given: Path) -> dict[str, Any]:
             "table of the papers' sets; `unspiral eval compare A B` compares such answers"
         )
     return found.result
-
-
-def protocol_file(answers: Path) -> Path:
-    """Where a plain `eval` keeps how it asked: `llds.protocol.json` beside `llds.answers.jsonl`, and
-    `protocol.json` beside `answers.jsonl`."""
-    stem = answers.name.removesuffix(".jsonl").removesuffix("answers").rstrip(".")
-    return answers.with_name(f"{stem}.protocol.json".lstrip("."))
 
 
 def _asked(answers: Path) -> dict[str, Any] | None:

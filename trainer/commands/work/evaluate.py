@@ -16,6 +16,7 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_json, written_aside
 from services.common.processes import signals
+from services.common.runs.kept_answers import protocol_file
 from services.common.scratch import scratch_folder
 from services.contracts import Trajectory
 from trainer.commands.work.asked_how import asked_how
@@ -34,7 +35,6 @@ from trainer.session.on_ray.watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.resuming.rules import differing
 from trainer.session.startup import start_serving
 from trainer.session.waits import busy, told
-from trainer.suite.finished import protocol_file
 from trainer.suite.rows import GREEDY, Asked, row_of
 from trainer.suite.sets import Item, numbered
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from services.common.files import written_aside
+from services.common.runs.kept_answers import protocol_file, stem_of
 from services.common.runs.paths import is_run
-from trainer.suite.finished import protocol_file
 
 
 def show_on_pages(answers: Path, run: Path, say: Callable[[str], None]) -> None:
@@ -16,8 +16,7 @@ def show_on_pages(answers: Path, run: Path, say: Callable[[str], None]) -> None:
     its folder. A run that was never trained has no pages; a folder that cannot be written to is said."""
     if not is_run(run) or answers.resolve().is_relative_to(run.resolve()) or not answers.is_file():
         return
-    stem = answers.name.removesuffix(".jsonl").removesuffix("answers").rstrip(".") or "answers"
-    copy = run / "eval" / f"{stem}.answers.jsonl"
+    copy = run / "eval" / f"{stem_of(answers) or 'answers'}.answers.jsonl"
     try:
         copy.parent.mkdir(exist_ok=True)
         for file, to in ((answers, copy), (protocol_file(answers), protocol_file(copy))):

@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from services.common.files import hints
+from services.common.runs.kept_answers import protocol_file, stem_of
 from services.common.shares import wilson
 
 PLAN = "plan.json"
@@ -97,8 +99,7 @@ def own_files(folder: Path) -> dict[str, Path]:
         if (file.parent / PLAN).is_file() or (file.parent / "result.json").is_file() or kept_in(file) is None:
             continue
         inside = file.parent if file.parent.parent.name == "eval" else None
-        stem = file.name.removesuffix(".jsonl").removesuffix("answers").rstrip(".")
-        name = ".".join(part for part in (inside.name if inside else "", stem) if part) or "answers"
+        name = ".".join(part for part in (inside.name if inside else "", stem_of(file)) if part) or "answers"
         while name in found:
             name += "-2"
         found[name] = file
@@ -112,12 +113,7 @@ def training_files(folder: Path) -> dict[str, Path]:
 
 def protocol_of(answers: Path) -> dict[str, Any]:
     """How the answers were asked for: `method`, `model`, `protocol`; empty where it was not kept."""
-    stem = answers.name.removesuffix(".jsonl").removesuffix("answers").rstrip(".")
-    try:
-        kept = json.loads(answers.with_name(f"{stem}.protocol.json".lstrip(".")).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return kept if isinstance(kept, dict) else {}
+    return hints(protocol_file(answers))
 
 
 def kept_in(file: Path) -> Kept | None:

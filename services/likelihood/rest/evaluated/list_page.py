@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from services.common.files import hints
 from services.common.shares import wilson
 from services.likelihood.rest.evaluated.kept import Kept, protocol_of
+from services.likelihood.rest.evaluated.of_training import weights_of
 from services.likelihood.rest.evaluated.shell import cell, framed, hint, interval, link, panel, share, table
 
 TABLE = "table.json"
@@ -113,20 +114,16 @@ def _training(event: Mapping[str, Any], asked: Mapping[str, Path]) -> str:
     em = overall.get("em")
     bounds = wilson(em, n) if share(em) != "–" and 0 <= em <= 1 and type(n) is int and n > 0 else (None, None)
     name = f"eval_{tag}_{mode}"
-    said = "before training" if event["step"] == 0 else f"step {event['step']}"
-    answers = f"evaluations/{quote(name)}" if name in asked else None
+    answers = asked.get(name)
+    to = f"evaluations/{quote(name)}" if answers else None
     return _row(
-        _name(said, answers, f"{len_of(asked, name)}" if answers else "answers were not kept here"),
+        _name(weights_of(event), to, f"answers: {answers.name}" if answers else "answers were not kept here"),
         cell(mode or "–", "Mode", ""),
         cell(share(em), "Exact match", small=interval(*bounds)),
         cell(share(overall.get("f1")), "F1"),
         cell(f"{n:,}" if type(n) is int else "–", "Questions"),
         _time(event["time"]),
     )
-
-
-def len_of(asked: Mapping[str, Path], name: str) -> str:
-    return f"answers: {asked[name].name}"
 
 
 def _suite(name: str, file: Path) -> str:
@@ -173,8 +170,8 @@ def _time(seconds: float) -> str:
 def _measured(file: Path) -> dict[str, Any]:
     """The suite's own row; empty where an earlier version wrote none, or it cannot be read."""
     try:
-        (row,) = json.loads(file.read_text(encoding="utf-8"))["measured"]
+        (row,) = hints(file)["measured"]
         em = row["em"].get(AVERAGE, {})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return {}
     return {**row, "em": {AVERAGE: em if isinstance(em, dict) else {}}}

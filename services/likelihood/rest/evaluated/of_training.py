@@ -25,7 +25,7 @@ class OfTraining:
     """What is known of such an evaluation beside its answers."""
 
     weights: str
-    """`before training`, or the step."""
+    """As of `weights_of`."""
     mode: str
     overall: Mapping[str, Any]
     """Scores of all questions, as the run posted them."""
@@ -55,11 +55,16 @@ def of_training(
         data = event["data"]
         if (str(data.get("tag")), str(data.get("mode"))) != (tag, mode):
             continue
-        weights = "before training" if event["step"] == 0 else f"step {event['step']}"
+        weights = weights_of(event)
         overall = data.get("overall")
         scores = overall if isinstance(overall, Mapping) else {}
         return OfTraining(weights, mode, scores, _asked(run, weights, mode, folder))
     return None
+
+
+def weights_of(event: Mapping[str, Any]) -> str:
+    """The weights that an evaluation asked: `before training`, or the step."""
+    return "before training" if event["step"] == 0 else f"step {event['step']}"
 
 
 def _asked(run: str, weights: str, mode: str, folder: Path | None) -> dict[str, Any]:

@@ -43,41 +43,52 @@ Name = Annotated[str, InPath(max_length=255)]
 def folder_of(store: LikelihoodStore, run: str) -> Path | None:
     """The run's folder, in which its store lies; None where it lies elsewhere, or is no file."""
     if isinstance(store, FolderStore):
-        return store.run_folder(run) or untrained_in(store).get(run)
+        return store.run_folder(run) or untrained(store, store.folder / run)
     if isinstance(store, SQLiteStore) and store.path.absolute().parent.name == run:
         return store.path.absolute().parent
     return None
 
 
-def untrained_in(store: LikelihoodStore) -> dict[str, Path]:
-    """Folders of a folder of runs in which nothing was trained, and `unspiral eval` left answers, by name."""
+def untrained(store: FolderStore, folder: Path) -> Path | None:
+    """A folder beside the runs in which nothing was trained, and `unspiral eval` left answers; None for
+    another one."""
+    is_one = (
+        (folder / "eval").exists()
+        and store.run_folder(folder.name) is None
+        and re.fullmatch(RUN_PATTERN, folder.name)
+        and own_files(folder)
+    )
+    return folder if is_one else None
+
+
+def untrained_in(store: LikelihoodStore) -> list[str]:
+    """Names of these in a folder of runs."""
     if not isinstance(store, FolderStore):
-        return {}
-    found = {file.parent.name: file.parent for file in sorted(store.folder.glob("*/eval"))}
-    return {
-        name: folder
-        for name, folder in found.items()
-        if store.run_folder(name) is None and re.fullmatch(RUN_PATTERN, name) and own_files(folder)
-    }
+        return []
+    beside = (file.parent for file in sorted(store.folder.glob("*/eval")))
+    return [folder.name for folder in beside if untrained(store, folder)]
+
+
+def suites_in(folder: Path) -> dict[str, Path]:
+    """The page of each suite's evaluation in a run's folder, by name."""
+    return {file.parent.name: file for file in sorted((folder / "eval").glob(f"*/{PAGE}"))}
+
+
+def own_in(folder: Path) -> dict[str, Path]:
+    """The answers to other questions, by a name that no suite has."""
+    suites = suites_in(folder)
+    return {name: file for name, file in own_files(folder).items() if name not in suites}
+
+
+def answers_in(folder: Path, name: str) -> Kept | None:
+    """Those of `unspiral eval`, or of training."""
+    file = own_in(folder).get(name) or training_files(folder).get(name)
+    return kept_in(file) if file else None
 
 
 def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
     """Add /runs/RUN/evaluations, a list, and /runs/RUN/evaluations/NAME, a page of the list; for programs
     /v1/runs/RUN/evaluations and /v1/runs/RUN/evaluations/NAME, the scores of that page."""
-
-    def suites_of(run: str) -> dict[str, Path]:
-        folder = folder_of(store, run)
-        return {f.parent.name: f for f in sorted((folder / "eval").glob(f"*/{PAGE}"))} if folder else {}
-
-    def own_of(run: str) -> dict[str, Path]:
-        folder = folder_of(store, run)
-        suites = suites_of(run)
-        return {n: file for n, file in own_files(folder).items() if n not in suites} if folder else {}
-
-    def answers_of(run: str, name: str) -> Kept | None:
-        folder = folder_of(store, run)
-        file = own_of(run).get(name) or (training_files(folder).get(name) if folder else None)
-        return kept_in(file) if file else None
 
     def stored(run: str) -> bool:
         """Whether it has a page: a folder in which nothing was trained has none."""
@@ -99,21 +110,24 @@ def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
         the answers to held-out questions that training kept there; each has a page,
         /runs/RUN/evaluations/NAME. Empty where the store does not lie in the run's folder. The held-out
         scores of training are events: /v1/runs/RUN/events?kind=evaluation."""
+        folder = folder_of(store, run)
+        if folder is None:
+            return []
         if of == "training":
-            folder = folder_of(store, run)
-            return [*training_files(folder)] if folder else []
-        return [*suites_of(run), *own_of(run)]
+            return [*training_files(folder)]
+        return [*suites_in(folder), *own_in(folder)]
 
     @app.get("/v1/runs/{run}/evaluations/{name}", responses=described(404))
     def evaluation_rows(run: Run, name: Name) -> dict[str, Any]:
         """Of a suite: exact match by column, with intervals, and the rows that papers print. Of other
         questions: `scores` (n, exact match with its 95 % interval, F1, searches, share answered), the same by
         source, and how they were asked."""
-        if page := suites_of(run).get(name):
+        folder = folder_of(store, run)
+        if folder and (page := suites_in(folder).get(name)):
             if not page.with_name(TABLE).is_file():
                 raise HTTPException(404, f"evaluation {name} of run {run} has no {TABLE}")
             return load_object(page.with_name(TABLE))
-        kept = answers_of(run, name)
+        kept = answers_in(folder, name) if folder else None
         if kept is None:
             raise HTTPException(404, f"run {run} has no evaluation {name}")
         return {
@@ -129,14 +143,15 @@ def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
 
     @app.get("/runs/{run}/evaluations", response_class=HTMLResponse, include_in_schema=False)
     def evaluations(run: Run) -> HTMLResponse:
-        if folder_of(store, run) is None and not stored(run):
+        folder, there = folder_of(store, run), stored(run)
+        if folder is None and not there:
             return HTMLResponse(missing_page(run, None), 404, headers=OWN_HEADERS)
-        folder = folder_of(store, run)
-        own = {n: kept for n, file in own_of(run).items() if (kept := kept_in(file))}
-        events = evaluations_of(run)
+        suites = suites_in(folder) if folder else {}
+        files = own_in(folder) if folder else {}
+        own = {n: kept for n, file in files.items() if (kept := kept_in(file))}
         asked = training_files(folder) if folder else {}
         others = [name for name in untrained_in(store) if name != run]
-        page = list_page(run, suites_of(run), own, events, asked, others, there=stored(run))
+        page = list_page(run, suites, own, evaluations_of(run), asked, others, there=there)
         return HTMLResponse(page, headers=OWN_HEADERS)
 
     @app.get("/runs/{run}/evaluations/{name}", response_class=HTMLResponse, include_in_schema=False)
@@ -148,21 +163,18 @@ def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
         find: Annotated[str, Query(max_length=200)] = "",
         first: Annotated[int, Query(ge=1)] = 1,
     ) -> HTMLResponse:
-        if page := suites_of(run).get(name):
+        folder = folder_of(store, run)
+        if folder and (page := suites_in(folder).get(name)):
             # The file stands alone elsewhere; here it has a way back.
             back = f'<p><a href="/runs/{quote(run)}/evaluations">← evaluations of {html.escape(run)}</a></p>'
             text = page.read_text(encoding="utf-8").replace("<body>", f"<body>{back}", 1)
             return HTMLResponse(text, headers=HEADERS)
-        kept = answers_of(run, name)
-        if kept is None:
+        kept = answers_in(folder, name) if folder else None
+        if folder is None or kept is None:
             missing = missing_page(run, name, there=stored(run))
             return HTMLResponse(missing, 404, headers=OWN_HEADERS)
         shown = Shown(show, source, find, first)
-        trained = (
-            None
-            if name in own_of(run)
-            else of_training(run, folder_of(store, run), name, evaluations_of(run))
-        )
+        trained = None if name in own_in(folder) else of_training(run, folder, name, evaluations_of(run))
         return HTMLResponse(
             answers_page(run, name, kept, shown, trained, there=stored(run)), headers=OWN_HEADERS
         )
