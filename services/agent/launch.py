@@ -79,10 +79,13 @@ def serve_forever(
         made[0].on_ready = lambda: announce(f"{WHAT}: the model is loaded")
         return app, sock
 
+    def say(line: str) -> None:
+        announce(f"{WHAT}: {line}")
+
     def cut_off(number: int) -> None:
         if not made or made[0].ready or made[0].failure is not None:
             return
-        tell_of_signal(128 + number, lambda line: announce(f"{WHAT}: {line}"), "the model was loading")
+        tell_of_signal(128 + number, say, "the model was loading")
         with suppress(Exception):
             give_back()
         for process in psutil.Process().children(recursive=True):  # the engine's
@@ -95,8 +98,8 @@ def serve_forever(
         lambda sock: announce(f"{WHAT}: {url_of(host, sock)}/v1 (model {name}; API at /docs); loading"),
         _manner(connections),
         cut_off,
+        say,
     )
-    tell_of_signal(status, lambda line: announce(f"{WHAT}: {line}"))
     if made and made[0].failure is not None:
         raise made[0].failure
     return status

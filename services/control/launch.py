@@ -16,7 +16,6 @@ from services.common.http.serving import (
     bind,
     run_in_thread,
     run_until_signal,
-    tell_of_signal,
     url_of,
 )
 from services.control.records import Control
@@ -66,8 +65,8 @@ def serve_forever(control: Control, host: str, port: int, announce: Callable[[st
     def assembled(parts: ExitStack) -> tuple[FastAPI, socket.socket]:
         return create_app(control, token), parts.enter_context(closing(bind(host, port, WHAT)))
 
-    status = run_until_signal(
-        assembled, lambda sock: announce(f"{WHAT}: {url_of(host, sock)} (API at /docs)")
+    return run_until_signal(
+        assembled,
+        lambda sock: announce(f"{WHAT}: {url_of(host, sock)} (API at /docs)"),
+        say=lambda line: announce(f"{WHAT}: {line}"),
     )
-    tell_of_signal(status, lambda line: announce(f"{WHAT}: {line}"))
-    return status

@@ -183,11 +183,13 @@ def run_until_signal(
     announce: Callable[[socket.socket], None],
     manner: Manner | None = None,
     on_signal: Callable[[int], None] = lambda number: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> int:
     """Assemble a service, announce its socket, and run it in the foreground until SIGINT or SIGTERM.
 
     `app.state.end` is set to a function that ends it from within. on_signal: called with each signal before
-    the server hears of it. Returns the exit status (130, 143, otherwise 0).
+    the server hears of it. say: told which signal has ended it. Returns the exit status
+    (130, 143, otherwise 0).
     """
     servers: list[uvicorn.Server] = []
 
@@ -207,4 +209,6 @@ def run_until_signal(
         servers.append(_Server((manner or Manner()).config(app)))
         if not received:
             servers[0].run(sockets=[sock])
-    return exit_status(received)
+    status = exit_status(received)
+    tell_of_signal(status, say)
+    return status

@@ -19,7 +19,6 @@ from services.common.http.serving import (
     bind,
     run_in_thread,
     run_until_signal,
-    tell_of_signal,
     url_of,
 )
 from services.common.redaction import address_without_secrets
@@ -84,13 +83,12 @@ def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = pri
     runs = len(stores_in(Path(settings.store)))
     of_runs = f", a folder of {counted(runs, 'run')}" if runs else ""
     about = f"store {without_password(settings.store)}{of_runs}; page at /, API at /docs"
-    status = run_until_signal(
+    return run_until_signal(
         lambda parts: _assembled(settings, parts),
         lambda sock: announce(f"{WHAT}: {url_of(settings.host, sock)} ({about})"),
         MANNER,
+        say=lambda line: announce(f"{WHAT}: {line}"),
     )
-    tell_of_signal(status, lambda line: announce(f"{WHAT}: {line}"))
-    return status
 
 
 def _assembled(settings: ServeSettings, parts: ExitStack) -> tuple[FastAPI, socket.socket]:
