@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,7 +55,7 @@ def _report(out: Path, info: IndexInfo, *, left_out: bool = True) -> None:
         soft_wrap=True,
         markup=False,
     )
-    if info.skipped and left_out:
+    if left_out:
         for text in left_out_lines(info.skipped, LEFT_OUT, info.skipped_reasons, one="line"):
             _err.print(text, markup=False, soft_wrap=True)
 
@@ -405,22 +406,18 @@ def search(
         index=index, corpus=str(corpus) if corpus else None, retriever_model=model, retriever_name=family
     )
     backends.check_settings(settings)
-    opened = backends.open_index(settings)
-    (hits,) = opened.search([client.clean_query(query)], topk)
-    if as_json:
+    with closing(backends.open_index(settings)) as opened:
+        (hits,) = opened.search([client.clean_query(query)], topk)
         found = [
-            {"rank": rank, "score": float(score), **orjson.loads(document)}
-            for rank, (document, score) in enumerate(hits, 1)
+            {"rank": n, "score": float(score), **orjson.loads(d)} for n, (d, score) in enumerate(hits, 1)
         ]
+    if as_json:
         _out.print_json(data=found)
-        opened.close()
         return
-    if not hits:
+    if not found:
         _out.print("no passage matches")
-    for rank, (document, score) in enumerate(hits, 1):
-        found = orjson.loads(document)
-        title, _, text = found["contents"].partition("\n")
-        heading = f"{rank}. {title}  (id {found['id']}, score {score:.3f})"
+    for one in found:
+        title, _, text = one["contents"].partition("\n")
+        heading = f"{one['rank']}. {title}  (id {one['id']}, score {one['score']:.3f})"
         _out.print(heading, style="bold", markup=False, highlight=False)
         _out.print(f"   {text}", markup=False, highlight=False)
-    opened.close()

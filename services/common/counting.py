@@ -22,8 +22,10 @@ SHOWN_LEFT_OUT = 3
 
 
 def left_out(count: int, what: str, reasons: Sequence[str], *, one: str = "row") -> list[str]:
-    """The lines about rows that a command has left out: how many, and the first reasons. what: the kind of
-    them, such as `malformed`; one: what is counted."""
+    """The lines about rows that a command has left out: how many, and the first reasons; none where
+    none was. what: the kind of them, such as `malformed`; one: what is counted."""
+    if not count:
+        return []
     shown = reasons[:SHOWN_LEFT_OUT]
     some = f"; the first {len(shown)}" if len(shown) < count else ""
     return [f"{counted(count, f'{one} was', f'{one}s were')} left out, {what}{some}:", *shown]

@@ -9,7 +9,7 @@ from typing import Any
 from services.common.errors import UserError
 from services.common.files import hints, json_lines
 from services.common.runs.ends import state_of
-from services.common.runs.paths import METRICS, SUMMARY, last_step
+from services.common.runs.paths import METRICS, SUMMARY
 from services.common.users_files import load_yaml
 from services.control.records import RunStatus
 
@@ -22,7 +22,7 @@ def recorded(run: Path) -> RunStatus:
     summary = hints(run / SUMMARY)
     rows = [row for row in json_lines(run / METRICS) if isinstance(row.get("step"), int)]
     latest = rows[-1] if rows else {}
-    last = last_step(run)
+    last = max((row["step"] for row in rows), default=0)
     lost = sum(event.get("event") == "learner_lost" for event in json_lines(run / "events.jsonl"))
     return RunStatus(
         state="ended",

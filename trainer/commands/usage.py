@@ -16,11 +16,12 @@ NUMBERS = {int: "a whole number", float: "a number"}
 
 def usage_line(error: Any) -> str:
     """The line about an error of Typer's, but that of an unknown option (see `slips`)."""
-    kind, context = type(error).__name__, error.ctx if hasattr(error, "ctx") else None
+    kind = type(error).__name__
+    context = getattr(error, "ctx", None)
     if context is None:
         return said(error.format_message())
     path = context.command_path.partition(" ")[2]
-    example = f" {example_of(path)}" if example_of(path) else ""
+    example = f" {found}" if (found := example_of(path)) else ""
     if kind == "MissingParameter":
         told = said(error.format_message())
         if error.param is not None and "--config" in error.param.opts and (file := _yaml_in(context)):

@@ -375,7 +375,7 @@ def passages_command(
 
 def _say_left_out(count: int, reasons: Sequence[str], one: str = "row") -> None:
     """Rows that --skip-bad left out, as `index build` tells them."""
-    for line in left_out(count, "malformed", reasons, one=one) if count else ():
+    for line in left_out(count, "malformed", reasons, one=one):
         typer.echo(harmless(line), err=True)
 
 

@@ -102,9 +102,8 @@ async def index_of(settings: RetrieverSettings, name: str, config: Config, say: 
     make = partial(index_corpus, models.resolve_file(given), folder, keys=keys_of(settings))
     with told(say, f"the index of {given}"):
         skipped = await asyncio.to_thread(make, skip_bad=settings.skip_bad)
-    if skipped.count:
-        for line in left_out(skipped.count, f"{LEFT_OUT} (skip_bad)", skipped.reasons, one="line"):
-            say(line)
+    for line in left_out(skipped.count, f"{LEFT_OUT} (skip_bad)", skipped.reasons, one="line"):
+        say(line)
     return str(folder)
 
 

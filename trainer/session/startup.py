@@ -49,9 +49,8 @@ LOCAL_SECONDS = 2.0
 def questions_of(config: Config, file: str, say: Say) -> list[Question]:
     """The questions of a file; says how many malformed rows were left out."""
     loaded = questions_in(config.data, file)
-    if loaded.skipped:
-        for line in left_out(loaded.skipped, "malformed (data.skip_bad)", loaded.reasons):
-            say(line)
+    for line in left_out(loaded.skipped, "malformed (data.skip_bad)", loaded.reasons):
+        say(line)
     return loaded.rows
 
 

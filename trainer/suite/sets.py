@@ -182,9 +182,8 @@ def read_suite(
         if named not in order:
             continue
         loaded = load_questions(file, skip_bad=skip_bad, keys=keys.of_file(file))
-        if loaded.skipped:
-            for line in left_out_lines(loaded.skipped, "malformed (data.skip_bad)", loaded.reasons):
-                say(line)
+        for line in left_out_lines(loaded.skipped, "malformed (data.skip_bad)", loaded.reasons):
+            say(line)
         for question in loaded.rows:
             name = _set_of_row(question, file)
             if name is None:
