@@ -33,6 +33,9 @@ def test_the_upload_is_the_code_and_small(tmp_path):
     create_package(str(ROOT), package, include_gitignore=True, excludes=excludes)
     names = zipfile.ZipFile(package).namelist()
     held = {name.split("/")[0] for name in names}
+    rooms = ("trainer", "services", "retriever_service")
+    code = {str(file.relative_to(ROOT)) for room in rooms for file in (ROOT / room).rglob("*.py")}
+    assert code - set(names) == set(), "what git ignores in a room is missing in the job"
     assert {"trainer/data/questions.py", "deploy/ray/demo.yaml"} <= set(names)
     assert {"services/likelihood/static/live.html", "services/common/http/static/login.html"} <= set(names)
     assert {"trainer", "services", "retriever_service", "examples", "deploy"} <= held
