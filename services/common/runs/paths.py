@@ -72,8 +72,8 @@ def in_runs(given: str | Path, runs: Path = RUNS) -> Path:
 
 
 def run_folder(given: str | Path, runs: Path = RUNS) -> Path:
-    """Folder of the run that `given` names: `latest`, or a path as `in_runs` finds it. `given` itself where it
-    is a file, or a folder that lies in no run.
+    """Folder of the run that `given` names: `latest`, or a path as `in_runs` finds it. `given` itself where
+    it is a file, or a folder that lies in no run.
 
     Raises FileNotFoundError, whose `strerror` names the nearest run, where there is nothing of that name.
     """
@@ -97,8 +97,8 @@ def _of_run(path: Path) -> Path | None:
 def no_run_in(folder: Path) -> str:
     """The end of a line about a folder that was given as a run and is none."""
     return (
-        f"no run's folder: {folder.absolute()} has none of {', '.join(FILES)}; `unspiral runs` lists those in "
-        f"{RUNS}/"
+        f"no run's folder: {folder.absolute()} has none of {', '.join(FILES)}; `unspiral runs` lists those "
+        f"in {RUNS}/"
     )
 
 
