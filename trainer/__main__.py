@@ -3,6 +3,8 @@
 import signal
 import sys
 
+from trainer.name_clash import clash_of
+
 if sys.argv[1:3] == ["serve", "retriever"]:  # as in retriever_service/__main__.py
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
@@ -10,6 +12,11 @@ try:
     from trainer.commands.cli import main as run
 except KeyboardInterrupt:  # Ctrl-C while the program still loads
     sys.exit(130)
+except ImportError as error:
+    if (line := clash_of(error)) is None:
+        raise
+    sys.stderr.write(f"unspiral: {line}\n")
+    sys.exit(2)
 
 
 def main() -> None:

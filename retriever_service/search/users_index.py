@@ -49,7 +49,7 @@ def call_search(where: str, search: Search, query: str, topk: int) -> list[tuple
 def _hit(where: str, at: int, one: Any) -> tuple[str, float]:
     """A passage and its score. Raises UserError where it is none."""
     is_pair = isinstance(one, list | tuple) and len(one) == 2
-    if not is_pair or not isinstance(one[0], str) or isinstance(one[1], bool | str):
+    if not is_pair or not isinstance(one[0], str) or isinstance(one[1], bool | str | list | tuple | None):
         got = (
             f"{kind_of(one)} of {', '.join(map(kind_of, one))}"
             if isinstance(one, list | tuple)
@@ -71,7 +71,7 @@ class UsersIndex:
             raise UserError(f"--reranker: does not go with --index {path}, which ranks by itself")
         self.reranker: Reranker | None = None
         self._path = path
-        self._function = load_search("--index", path)
+        self._function = load_search("index", path)
         self._refuse_other_forms()
         self.info = IndexInfo(backend="function", corpus=path, passages=0, settings={})
 
@@ -79,7 +79,7 @@ class UsersIndex:
         """One call, before anybody asks. Raises UserError for another form of answer; a function that fails
         may be early: what it asks is not up yet."""
         try:
-            call_search(f"--index {self._path}", self._function, TRIAL, 1)
+            call_search(f"index {self._path}", self._function, TRIAL, 1)
         except UserError as error:
             if error.__cause__ is None:
                 raise
@@ -89,7 +89,7 @@ class UsersIndex:
         return [self._one(query, topk) if query.strip() else [] for query in queries]
 
     def _one(self, query: str, topk: int) -> Hits:
-        found = call_search(f"--index {self._path}", self._function, query, topk)
+        found = call_search(f"index {self._path}", self._function, query, topk)
         return [(encode_document(_id(contents), contents, None), score) for contents, score in found[:topk]]
 
     def normalise(self, query: str) -> str:

@@ -25,6 +25,7 @@ from services.contracts import Action, Question, Trajectory
 from services.rollout.worker.watching import Observed, Restarted, Retrieved, Searching, Writing
 from tests.agent.agent_world import FIRST, HITS, LAST, QUESTION
 from tests.retriever.retriever_fixtures import small_index  # noqa: F401
+from trainer.commands.agent import source
 from trainer.commands.agent.cli import question_and_changes
 from trainer.commands.agent.source import agent_spec, curves_of, named, retriever_url
 from trainer.commands.agent.transcript import Transcript
@@ -113,7 +114,7 @@ def test_a_run_with_a_retriever_of_the_user_s_own_is_asked_with_it(tmp_path):
     [
         ("gone", None, "the run's own index, gone, is not there"),
         ("gone", "nowhere", "index nowhere"),
-        ("no_such_module:search", None, "--index=no_such_module:search: cannot be imported"),
+        ("no_such_module:search", None, "retriever.index=no_such_module:search: cannot be imported: No mod"),
     ],
 )
 def test_what_is_wrong_with_the_retriever_is_told_before_the_weights_are_read(tmp_path, index, given, told):
@@ -122,6 +123,25 @@ def test_what_is_wrong_with_the_retriever_is_told_before_the_weights_are_read(tm
     with ExitStack() as parts, pytest.raises(UnspiralError) as refused:
         agent_spec(where, given, [], None, parts, said.append)
     assert told in str(refused.value) and said == []
+
+
+def test_a_run_whose_own_code_is_not_here_is_told_by_key_with_what_else_is_missing(tmp_path, monkeypatch):
+    where = str(checkpoint(tmp_path / "run", index="no_such_module:search"))
+    monkeypatch.setattr(source, "find_spec", lambda name: None if name == "torch" else object())
+    with ExitStack() as parts, pytest.raises(UserError) as refused:
+        agent_spec(where, None, [], None, parts, print)
+    line = str(refused.value)
+    assert "; the key is of the configuration of run/" in line and "; and torch is not installed; " in line
+    with (
+        ExitStack() as parts,
+        pytest.raises(UserError, match=r"^--retriever=no_such_module:f: cannot be imp"),
+    ):
+        agent_spec(where, "no_such_module:f", [], None, parts, print)
+    with (
+        ExitStack() as parts,
+        pytest.raises(UserError, match=r"^rollout.tools.calc=no_such_module:f: cannot"),
+    ):
+        agent_spec(where, "http://r:1", ["rollout.tools={calc: no_such_module:f}"], None, parts, print)
 
 
 def test_a_model_s_folder_needs_a_retriever(model):

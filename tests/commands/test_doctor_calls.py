@@ -74,6 +74,17 @@ def test_a_search_that_returns_passages_with_scores_is_counted():
     assert searched(lazy_pairs)[:2] == ("good", "mine:search: 1 passage of 'In which country is Rome?'")
 
 
+def test_a_search_that_finds_nothing_or_nothing_readable_is_noted():
+    level, seen, advice = searched(lambda query, topk: [])
+    assert (level, seen) == ("note", "mine:search: 0 passages of 'In which country is Rome?'")
+    assert advice.startswith("none for the first question of the run")
+    level, _, advice = searched(lambda query, topk: [(" ", float("nan"))])
+    assert (level, advice) == (
+        "note",
+        "passage 0 is empty; passage 0 has the score nan; expected a finite number",
+    )
+
+
 def test_a_search_with_another_number_or_order_of_passages_is_noted():
     level, seen, advice = searched(too_many)
     assert (level, seen) == ("note", "mine:search: 8 passages of 'In which country is Rome?'")
@@ -102,7 +113,7 @@ def test_a_search_of_another_form_is_told_which_one_is_expected(function, got):
     assert searched(function) == ("bad", "mine:search", told)
     with pytest.raises(UserError) as refused:  # and so is one that is to be served
         UsersIndex(f"{__name__}:{function.__name__}", None)
-    assert str(refused.value) == f"--index {__name__}:{function.__name__}: expected {EXPECTED}; {got}"
+    assert str(refused.value) == f"index {__name__}:{function.__name__}: expected {EXPECTED}; {got}"
 
 
 def test_a_search_that_fails_when_it_is_opened_may_be_early():
@@ -156,6 +167,104 @@ def test_a_tool_is_called_with_a_text_that_it_does_not_expect(tool, level, says)
     assert found.level == level and says in f"{found.seen} {found.advice}"
 
 
+class Unmade(Counting):
+    def __init__(self, question):
+        self.answers = question.answers
+
+
+async def blocks(content, question):
+    time.sleep(2)
+    return "late"
+
+
+def away(content, question):
+    raise TimeoutError("no server")
+
+
+def test_what_no_text_of_a_policy_mends_is_bad_and_a_service_that_is_away_is_noted():
+    found = doctor_calls.check_tool("rollout.tools.t", "mine:tool", Unmade, QUESTION)
+    assert found.level == "bad"
+    assert found.advice.startswith("rollout.tools.t: made of question q: AttributeError: ")
+    found = doctor_calls.check_tool("rollout.tools.t", "mine:tool", away, QUESTION)
+    assert (found.level, found.advice) == (
+        "note",
+        f"rollout.tools.t: on question q: TimeoutError: no server ({__file__}, line "
+        f"{away.__code__.co_firstlineno + 1}): a run samples such a trajectory again, and ends at the third "
+        "such call",
+    )
+
+
+def test_the_limit_of_the_run_is_kept_and_named_where_the_doctor_waits_longer(monkeypatch):
+    limit = doctor_calls.Limit("rollout.tool_timeout_seconds", 0.05)
+    for tool in (blocks, lambda content, question: time.sleep(1)):
+        found = doctor_calls.check_tool("rollout.tools.t", "mine:tool", tool, QUESTION, limit)
+        said = "rollout.tools.t: no result within rollout.tool_timeout_seconds=0.05"
+        assert (found.level, found.advice) == ("bad", said)
+    assert doctor_calls.late
+    monkeypatch.setattr(doctor_calls, "SECONDS", 0.05)
+    limit = doctor_calls.Limit("retriever.timeout_seconds", 60)
+    found = doctor_calls.check_search("retriever.index", "mine:search", slow, QUESTION, 3, limit)
+    assert found.advice.endswith("within 0.05 s (a run waits retriever.timeout_seconds=60)")
+
+
+def descent(logp, old, advantages, *, clip_low, clip_high):
+    return -(logp - old).exp() * advantages
+
+
+def ascent(logp, old, advantages, *, clip_low, clip_high):
+    return (logp - old).exp() * advantages
+
+
+def flat(logp, old, advantages, *, clip_low, clip_high):
+    return logp * 0
+
+
+def detached(logp, old, advantages, *, clip_low, clip_high):
+    return -logp.detach()
+
+
+def mean(logp, old, advantages, *, clip_low, clip_high):
+    return logp.mean()
+
+
+def roots(logp, old, advantages, *, clip_low, clip_high):
+    return logp.sqrt()
+
+
+@pytest.mark.parametrize(
+    ("loss", "level", "advice"),
+    [
+        (descent, "good", ""),
+        (
+            ascent,
+            "note",
+            "tokens of a positive advantage: a step would make them less likely (a loss is made smaller: its "
+            "sign?)",
+        ),
+        (flat, "note", "tokens of a positive advantage: a step would not move them"),
+        (
+            detached,
+            "bad",
+            "algorithm.loss=mine:loss: ValueError: returned a loss without a gradient; expected one that is "
+            "made of `logp` by torch",
+        ),
+        (
+            mean,
+            "bad",
+            "algorithm.loss=mine:loss: ValueError: returned (); expected the loss of each token, (2, 3)",
+        ),
+        (
+            roots,
+            "bad",
+            "algorithm.loss=mine:loss: its loss is nan, of log-probs -0.5 to -2; expected a finite number",
+        ),
+    ],
+)
+def test_a_loss_is_called_and_its_gradient_looked_at(loss, level, advice):
+    found = doctor_calls.check_loss("algorithm.loss", "mine:loss", loss, parse_config(RAW))
+    assert (found.level, found.advice) == (level, advice)
+
+
 def counts(trajectories, rewards):
     return {"my/count": len(trajectories), "my/right": sum(rewards)}
 
@@ -182,7 +291,8 @@ def taken(trajectories, rewards):
             "itself; give another, such as my/name",
         ),
         (counts, "good", "mine:metric: my/count, my/right"),
-        (listed, "bad", "expected numbers by name, such as {'my/queries': 1.0}"),
+        (listed, "bad", "TypeError: returned a list; expected numbers by name, such as {'my/queries': 1.0}"),
+        (lambda trajectories, rewards: {1: 1.0}, "bad", "1: left out: expected a name, got a number; expect"),
         (worded, "bad", "my/word: left out: expected a number, got 'many'; expected numbers by name"),
     ],
 )

@@ -1,17 +1,20 @@
 """A user's own code that is not there or fails: the line names what the user wrote, never a line of ours."""
 
+import asyncio
 import re
+import threading
 
 import pytest
 
 from retriever_service.search.users_index import UsersIndex
 from services.common.errors import UserError
-from services.common.loading.user_code import load
+from services.common.loading.user_code import calling, load
+from services.contracts import Question
 from services.rollout.worker.templates import make_template, template_class
-from services.rollout.worker.tools import load_tools
+from services.rollout.worker.tools import Toolbox, load_tools
 from services.settings import RolloutSettings
 from trainer.learner.objective import token_loss
-from trainer.loop.records.users_metrics import load_metrics
+from trainer.loop.records.users_metrics import UsersMetrics, load_metrics
 from trainer.rewards import make_reward
 
 
@@ -143,3 +146,94 @@ def test_a_users_module_in_a_package_of_ours_is_told_that_the_name_is_taken(pack
         f"No module named '{package}.no_such_module'; `{package}` is a package of Unspiral's: give yours "
         "another name"
     )
+
+
+def test_a_module_that_a_package_lacks_is_answered_with_those_that_it_has(tmp_path, monkeypatch):
+    (tmp_path / "own_package").mkdir()
+    for name in ("__init__", "reward", "tool"):
+        (tmp_path / "own_package" / f"{name}.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError) as e:
+        make_reward("own_package.rewrd:brief")
+    assert str(e.value).endswith(
+        f"cannot be imported: No module named 'own_package.rewrd' in {tmp_path}/own_package; it has: reward, "
+        "tool; did you mean own_package.reward?"
+    )
+    with pytest.raises(UserError) as e:
+        make_reward("own_package.reward.deep:brief")
+    file = f"{tmp_path}/own_package/reward.py"
+    assert str(e.value).endswith(
+        f"No module named 'own_package.reward.deep': own_package.reward is one file, {file}"
+    )
+
+
+def test_a_module_that_a_users_module_lacks_keeps_the_users_line(module):
+    module("own_lacking", "import no_such_library\n")
+    with pytest.raises(UserError) as e:
+        make_reward("own_lacking:brief")
+    said = "cannot be imported: ModuleNotFoundError: No module named 'no_such_library' ("
+    assert said in str(e.value) and str(e.value).endswith("own_lacking.py, line 1)")
+
+
+ENDING = """
+import sys
+def reward(t): sys.exit(3)
+def tool(content, question): sys.exit()
+class Env:
+    def __init__(self, question): sys.exit("no")
+    def __call__(self, content): return content
+def metric(trajectories, rewards): sys.exit(3)
+def search(query, topk): sys.exit(3)
+"""
+
+
+def test_no_part_ends_the_program(module):
+    module("own_ending", ENDING)
+    question = Question("q1", "where?", ("n1",), "made")
+    said = []
+    metrics = UsersMetrics(load_metrics(["own_ending:metric"]), said.append)
+    assert metrics.of([], [], {}) == {}
+    calls = [
+        lambda: make_reward("own_ending:reward")(type("T", (), {"uid": "g-00"})),
+        lambda: UsersIndex("own_ending:search", None).search(["Rome?"], 1),
+        *(
+            lambda name=name: asyncio.run(
+                Toolbox(load_tools({"t": f"own_ending:{name}"}), question, 60).call("t", "x")
+            )
+            for name in ("tool", "Env")
+        ),
+    ]
+    for call in calls:
+        with pytest.raises(UserError) as e:
+            call()
+        said.append(str(e.value))
+    ends = ["3", "3", "3", "", "'no'"]
+    places = [
+        "trainer.metrics: own_ending:metric: left out",
+        "reward.kind 'own_ending:reward': on traj",
+        "index own_ending:search",
+        "rollout.tools.t: on question q1",
+        "rollout.tools.t: made of question q1",
+    ]
+    assert len(said) == 5
+    for line, end, place in zip(said, ends, places, strict=True):
+        assert line.startswith(place) and f"it ends the program, by SystemExit({end}) (" in line
+        assert "own_ending.py, line" in line
+
+
+def test_a_signal_stays_a_signal_and_an_interrupt_of_a_thread_is_the_users(module):
+    with pytest.raises(KeyboardInterrupt), calling("here"):
+        raise KeyboardInterrupt
+    raised = []
+
+    def work():
+        try:
+            with calling("here"):
+                raise KeyboardInterrupt
+        except UserError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert raised and raised[0].startswith("here: KeyboardInterrupt (")

@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import json
+import os
 import threading
 
 import pytest
@@ -78,8 +79,14 @@ def test_a_path_that_is_none_is_refused_in_one_line(change, says):
         (token_loss, "algorithm.loss=%s"),
     ],
 )
-def test_a_path_that_leads_nowhere_names_its_key_and_the_cause(load, key):
-    said = ": cannot be imported: ModuleNotFoundError: No module named 'nowhere'"
+def test_a_path_that_leads_nowhere_names_its_key_and_the_places(load, key, monkeypatch):
+    said = (
+        ": cannot be imported: No module named 'nowhere'; looked in /a (the current folder), "
+        "PYTHONPATH (/b, c) and Python's packages: start in the folder that holds it, or set PYTHONPATH "
+        "to that"
+    )
+    monkeypatch.setattr(os, "getcwd", lambda: "/a")
+    monkeypatch.setenv("PYTHONPATH", f"/b{os.pathsep}{os.pathsep}c")
     with pytest.raises(UserError) as e:  # and no place in Python's own importlib
         load("nowhere.at_all:f")
     assert str(e.value) == key % "nowhere.at_all:f" + said

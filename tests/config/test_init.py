@@ -185,6 +185,22 @@ def test_an_empty_value_is_not_the_current_folder(run, files, tmp_path, option):
     assert not (tmp_path / "unspiral.yaml").exists()
 
 
+def test_an_index_may_be_a_function_of_ones_own_which_is_looked_for_at_once(
+    run, files, tmp_path, monkeypatch
+):
+    (tmp_path / "inits_search.py").write_text("def overlap(query, topk):\n    return []\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    given = dict(zip(files[::2], files[1::2], strict=True))
+    del given["--corpus"]
+    words = [word for pair in given.items() for word in pair]
+    status, out, err = run("init", *words, "--index", "inits_search:overlp")
+    said = "unspiral: --index=inits_search:overlp: cannot be imported: inits_search has no `overlp`; it has: "
+    assert (status, out) == (2, "") and err.startswith(said)
+    assert not (tmp_path / "unspiral.yaml").exists()
+    assert run("init", *words, "--index", "inits_search:overlap")[0] == 0
+    assert 'index: "inits_search:overlap"' in (tmp_path / "unspiral.yaml").read_text()
+
+
 QWEN_7B = {
     "model_type": "qwen2",
     "hidden_size": 3584,

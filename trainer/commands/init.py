@@ -13,6 +13,7 @@ from retriever_service.addresses import check_address
 from retriever_service.cli import IdKey, TextKey, TitleKey
 from retriever_service.index_folder.keys import NO_KEYS as NO_CORPUS_KEYS
 from retriever_service.index_folder.keys import CorpusKeys
+from retriever_service.search.users_index import load_search
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
@@ -165,7 +166,7 @@ def init(
     ] = None,
     index: Annotated[
         str | None,
-        typer.Option(help=f"{INDEX}, to search."),
+        typer.Option(help=f"{INDEX}, to search; or the import path of a function of your own."),
     ] = None,
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="Address of a running retriever, in place of these.")
@@ -200,7 +201,9 @@ def init(
         there = Path(path).exists() or is_import_path(path) if option == "--index" else is_there(path)
         if not there:
             raise UserError(f"{option} {path}: no such file or folder")
-        if option == "--index" and not is_import_path(path):
+        if option == "--index" and is_import_path(path) and not Path(path).exists():
+            load_search(option, path)
+        elif option == "--index":
             check_index(option, path)
     remarks = [*_of_questions(data, held_out, keys), *_of_corpus(corpus, columns)]
     planned = parameters_by_config(Path(model).expanduser())

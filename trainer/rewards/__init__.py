@@ -12,6 +12,7 @@ from typing import Any
 
 from services.common.errors import UserError
 from services.common.loading.user_code import Call, calling, check_takes, find
+from services.common.printing.kinds import kind_of
 from services.contracts import Trajectory
 from services.likelihood.metrics.verdicts import BEST_REWARD
 from trainer.rewards.answers import (
@@ -149,7 +150,10 @@ def _as_reward(value: Any) -> float | None:
     """The result of a user's function as a number. Raises TypeError for a text, also for one such as "1"."""
     if isinstance(value, str | bytes | bytearray):
         raise TypeError(f"returned the text {value!r}; expected a number or None")
-    return None if value is None else float(value)
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"returned {kind_of(value)}; expected a number or None") from None
 
 
 def _of_answer(trajectory: Trajectory, score: Callable[[str, tuple[str, ...]], float]) -> float:

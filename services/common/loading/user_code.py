@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import pkgutil
 import re
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,16 +25,16 @@ _ROOT = Path(__file__).parents[3]
 OWN_PACKAGES = ("services", "trainer", "retriever_service")
 """The names that an installed Unspiral takes at the top level: no project beside it can have them."""
 _OURS = tuple(f"{_ROOT / name}{os.sep}" for name in OWN_PACKAGES)
-_LIBRARIES = tuple(
-    f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("stdlib", "platstdlib", "purelib", "platlib")
-)
+_INSTALLED = tuple(f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("purelib", "platlib"))
+_LIBRARIES = (*_INSTALLED, *(f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("stdlib", "platstdlib")))
+_RAYS = f"{os.sep}ray{os.sep}_private{os.sep}"
 _SHOWN_NAMES = 12
 _ABSENT: Any = object()
 _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 class NoSuchName(ImportError):
-    """The last part of an import path names nothing. The line says all, so no kind or place goes with it."""
+    """A part of an import path names nothing. The line says all, so no kind or place goes with it."""
 
 
 def is_import_path(text: str) -> bool:
@@ -42,7 +44,7 @@ def is_import_path(text: str) -> bool:
 
 def find(path: str) -> Any:
     """The object at `package.module:name`, looked for where Python looks, and in the current folder. Raises
-    whatever the module's own code raises; ImportError where that ends the program."""
+    NoSuchName, and whatever the module's own code raises, SystemExit too."""
     if (
         os.getcwd() not in sys.path and "" not in sys.path
     ):  # as `python -m trainer` has it; the console script has not
@@ -50,8 +52,10 @@ def find(path: str) -> Any:
     module_name, _, attribute = path.partition(":")
     try:
         found = importlib.import_module(module_name)
-    except SystemExit as e:  # a script without a guard, which would end our command with its own status
-        raise ImportError(f"{module_name} ends the program when it is imported") from e
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # of another module, which this one imports
+        raise NoSuchName(f"No module named {error.name!r}{_where_looked(error.name)}") from None
     holder = module_name
     for part in attribute.split("."):
         inner = getattr(found, part, _ABSENT)  # asked for once: a module may make what it is asked for
@@ -60,6 +64,30 @@ def find(path: str) -> Any:
         found = inner
         holder = f"{holder}.{part}"
     return found
+
+
+def _where_looked(missing: str) -> str:
+    """The end of a line: the folder of the package that lacks a module, and what it has instead; of one at
+    the top level, the places where it was looked for."""
+    parent, _, name = missing.rpartition(".")
+    if taken := _taken(missing):
+        return taken
+    if holder := sys.modules.get(parent):
+        folders = list(getattr(holder, "__path__", ()))
+        if not folders:
+            return f": {parent} is one file, {getattr(holder, '__file__', None) or 'of Python itself'}"
+        modules = [found.name for found in pkgutil.iter_modules(folders) if found.name != "__main__"]
+        near = nearest(name, modules)
+        shown = ", ".join(modules[:_SHOWN_NAMES]) + (", ..." if len(modules) > _SHOWN_NAMES else "")
+        guess = f"; did you mean {parent}.{near}?" if near else ""
+        return f" in {' or '.join(folders)}; it has: {shown or 'no module'}{guess}"
+    given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    more = ", ..." if len(given) > _SHOWN_NAMES else ""
+    path = f"PYTHONPATH ({', '.join(given[:_SHOWN_NAMES])}{more})" if given else "PYTHONPATH (not set)"
+    return (
+        f"; looked in {os.getcwd()} (the current folder), {path} and Python's packages: start in the folder "
+        "that holds it, or set PYTHONPATH to that"
+    )
 
 
 def _names_in(holder: Any, wanted: str) -> str:
@@ -130,29 +158,53 @@ def is_async(found: Callable[..., Any]) -> bool:
 @contextmanager
 def calling(where: str, passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Around a call of a user's code, which may raise anything: UserError says where (key and value), and
-    what was raised at which line. passes: errors that are left as they are."""
+    what was raised at which line. So it does for `sys.exit`, which would end our process with a status of its
+    own, or a worker without a word. passes: errors that are left as they are."""
     try:
         yield
     except passes:
         raise
+    except ENDS as error:
+        if by_signal(error):
+            raise
+        raise UserError(f"{where}: {told(error)}") from error
     except Exception as error:
         raise UserError(f"{where}: {told(error)}") from error
 
 
-def told(error: Exception) -> str:
+ENDS = (SystemExit, KeyboardInterrupt)
+"""What ends a program where nothing catches it."""
+
+
+def by_signal(error: BaseException) -> bool:
+    """Whether one of ENDS may come from a signal, and not from the user's code. Handlers run in the main
+    thread alone: ours raise KeyboardInterrupt there, as Python's own does, and Ray's SystemExit."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, KeyboardInterrupt) or bool(frames and _RAYS in frames[-1].filename)
+
+
+def told(error: BaseException) -> str:
     """Kind and message of an exception in a user's code, in one line, with the user's line that led to it;
     where the user's module is a library's, with its innermost line."""
     if isinstance(error, NoSuchName):
         return str(error)
-    message = f"{type(error).__name__}: {' '.join(str(error).split())}{_taken(error)}"
+    message = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    if isinstance(error, SystemExit):
+        message = f"it ends the program, by SystemExit({'' if error.code is None else repr(error.code)})"
+    elif isinstance(error, ModuleNotFoundError):
+        message += _taken(error.name or "")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
-    users = [f for f in frames if not f.filename.startswith(_LIBRARIES)] or frames
+    users = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
+    # Of a user's part that is installed as a library; the machinery of threads and the like is no place.
+    users = users or [f for f in frames if f.filename.startswith(_INSTALLED)]
     return f"{message} ({users[-1].filename}, line {users[-1].lineno})" if users else message
 
 
-def _taken(error: Exception) -> str:
+def _taken(module: str) -> str:
     """What to do where a module was looked for in a package of ours."""
-    package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    package = module.partition(".")[0]
     if package not in OWN_PACKAGES:
         return ""
     return f"; `{package}` is a package of Unspiral's: give yours another name"

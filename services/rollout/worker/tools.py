@@ -17,15 +17,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Protocol
 
 from services.common.deadlines import within
 from services.common.errors import UserError
-from services.common.loading.user_code import Call, calling, check_takes, load
+from services.common.loading.user_code import Call, calling, check_takes, load, told
 from services.common.printing.kinds import kind_of
 from services.contracts import Question
 
@@ -48,6 +49,7 @@ class Environment(Protocol):
         """The observation; as of `Tool`."""
 
 
+MADE_OF = "made of"
 EXPECTED = "a tool: a function of content and question, or a class that is made from a question"
 
 
@@ -92,26 +94,56 @@ class Toolbox:
         """
         limit = self._timeout_seconds
         late = f"rollout.tools.{name}: no result within rollout.tool_timeout_seconds={limit:g}"
-        where = f"rollout.tools.{name}: on question {self._question.id}"
-        async with within(limit, lambda: TimeoutError(late)):
-            with calling(where, passes=(TimeoutError,)):
+        try:
+            async with within(limit, lambda: TimeoutError(late)):
                 result = await self._ask(name, content)
+        except _Away as away:
+            raise TimeoutError(str(away)) from away
         if not isinstance(result, str):
             raise UserError(f"rollout.tools.{name}: returned {kind_of(result)}; expected a text")
         return result
 
     async def _ask(self, name: str, content: str) -> object:
         tool = self._tools[name]
-        if not inspect.isclass(tool):
+        key, question = f"rollout.tools.{name}", f"question {self._question.id}"
+        if inspect.isclass(tool) and name not in self._made:
+            with _calling(f"{key}: {MADE_OF} {question}"):
+                self._made[name] = await _called(tool, self._question)
+        with _calling(f"{key}: on {question}"):
+            if inspect.isclass(tool):
+                return await _called(self._made[name], content)
             return await _called(tool, content, self._question)
-        if name not in self._made:
-            self._made[name] = await _called(tool, self._question)
-        return await _called(self._made[name], content)
+
+
+class _Away(Exception):
+    """A tool's own TimeoutError, of a service that it asks, which is none of ours."""
+
+
+@contextmanager
+def _calling(where: str) -> Iterator[None]:
+    with calling(where, passes=(_Away,)):
+        try:
+            yield
+        except (TimeoutError, _Away) as error:
+            raise _Away(f"{where}: {error if isinstance(error, _Away) else told(error)}") from error
 
 
 async def _called(function: Any, *arguments: object) -> Any:
     """The result of a user's function: awaited where it is `async`, otherwise made in a thread."""
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         return await function(*arguments)
-    call = partial(copy_context().run, function, *arguments)
+    call = partial(copy_context().run, _result, function, *arguments)
     return await asyncio.get_running_loop().run_in_executor(_THREADS, call)
+
+
+def _result(function: Any, *arguments: object) -> Any:
+    """A future takes no StopIteration, of a bare `next`: whoever awaits it would wait for ever. Of a
+    TimeoutError it gives on another one, without its place."""
+    try:
+        return function(*arguments)
+    except TimeoutError as error:
+        raise _Away(told(error)) from error
+    except StopIteration as error:
+        raise RuntimeError("StopIteration, of a `next` that found nothing").with_traceback(
+            error.__traceback__
+        ) from None

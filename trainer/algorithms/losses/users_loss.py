@@ -35,7 +35,8 @@ def users_policy_loss(
     """The policy term of such a function: its sum over action tokens, divided by their number.
 
     Arguments are those of `policy_loss`. The stats say for which tokens the ratio lies outside the clip
-    bounds, though the function may not clip. Raises ValueError where the function returns another shape.
+    bounds, though the function may not clip. Raises ValueError where the function returns another shape, or
+    nothing that can be trained on.
     """
     check_shapes(action_ids, logp, logp_old, importance_weights, rows=(advantages,))
     mask = action_ids >= 0
@@ -45,6 +46,8 @@ def users_policy_loss(
     if not isinstance(losses, torch.Tensor) or losses.shape != logp.shape:
         found = tuple(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
         raise ValueError(f"returned {found}; expected the loss of each token, {tuple(logp.shape)}")
+    if logp.requires_grad and torch.is_grad_enabled() and not losses.requires_grad:
+        raise ValueError("returned a loss without a gradient; expected one that is made of `logp` by torch")
     if importance_weights is not None:
         losses = losses * importance_weights.detach()
     tokens = mask.sum()

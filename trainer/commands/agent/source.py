@@ -11,18 +11,23 @@ import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from retriever_service.search.users_index import load_search
 from retriever_service.settings import ServerSettings
 from services.agent.agent import AgentSpec, Curves
 from services.common.errors import UserError
 from services.common.files import hints
+from services.common.loading.extras import not_installed
 from services.common.loading.lazy import LazyModule
 from services.common.loading.user_code import is_import_path
 from services.common.runs.paths import is_run
 from services.common.scratch import scratch_folder
+from services.rollout.worker.templates import template_class
+from services.rollout.worker.tools import load_tools
 from trainer.config.schema import Config, load_config, override, parse_config
 from trainer.data import models
 from trainer.learner.checkpoint import find
@@ -110,8 +115,7 @@ def agent_spec(
     `parts` is closed. Raises UserError, and what these two raise."""
     source = named(given, overrides, say)
     place = retriever_place(source, retriever_given)
-    if not place.startswith(ADDRESSES):  # before the weights, which take a while
-        backends.check_settings(ServerSettings(index=place))
+    check_own_parts(source, place, given=retriever_given is not None)  # before the weights: they take a while
     model = source.model
     if source.checkpoint is not None:
         folder = parts.enter_context(scratch_folder("agent"))
@@ -131,6 +135,27 @@ def agent_spec(
         config.seed if seed is None else seed,
         curves_of(source),
     )
+
+
+def check_own_parts(source: Named, place: str, *, given: bool) -> None:
+    """Load what is the user's own code, and look at the index. place: the retriever's; given: by an option.
+    Raises UserError: of a part that the run's configuration names, with its key, and with the packages that
+    are missing too."""
+    rollout = source.config.rollout
+    try:
+        template_class(rollout.template)
+        load_tools(rollout.tools)
+        if not given and is_import_path(place) and not Path(place).exists():
+            load_search("retriever.index", place)
+    except UserError as error:
+        lacks = [not_installed(name) for name in ("torch", "transformers") if find_spec(name) is None]
+        line = f"{error}; the key is of the configuration of {source.name}"
+        raise UserError("; and ".join([line, *lacks[:1]])) from error
+    if is_import_path(place) and not Path(place).exists():
+        if given:
+            load_search("--retriever", place)
+    elif not place.startswith(ADDRESSES):
+        backends.check_settings(ServerSettings(index=place))
 
 
 def curves_of(source: Named) -> Curves | None:

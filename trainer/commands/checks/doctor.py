@@ -27,6 +27,7 @@ from services.common.printing.console import Console
 from services.common.processes import host_limits
 from trainer.commands.checks import doctor_roles as roles
 from trainer.commands.checks import listeners
+from trainer.commands.checks.doctor_calls import late
 from trainer.commands.checks.doctor_files import check_files
 from trainer.commands.checks.doctor_parts import check_leak, check_parts
 from trainer.commands.checks.findings import GIB, Finding, judged, status_of
@@ -397,6 +398,11 @@ def doctor(
 ) -> None:
     """Check Python, packages, GPUs, Ray, listeners, ports, Redis, load, threads, memory and disk; say what to
     do. With --config also its files, services and questions, and parts of your own, in seconds."""
-    raise typer.Exit(
-        run_doctor(config, role=role, clean=clean, overrides=overrides or [], as_json=as_json, whole=whole)
+    late.clear()
+    status = run_doctor(
+        config, role=role, clean=clean, overrides=overrides or [], as_json=as_json, whole=whole
     )
+    if late:  # Python's own end would wait for a tool that hangs
+        sys.stdout.flush()
+        os._exit(status)
+    raise typer.Exit(status)

@@ -1,25 +1,42 @@
-"""The doctor's trial call of a user's retriever, tool and metrics, as a run calls them: one query, one
-question, three made trajectories. What returns another form than a run takes is found before anything
-starts."""
+"""The doctor's trial call of a user's retriever, tool, metrics and loss, as a run calls them: one query, one
+question, three made trajectories, two rows of log-probs. What returns another form than a run takes is found
+before anything starts."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from retriever_service.search.users_index import Search, call_search
+from retriever_service.search.users_index import TRIAL, Search, call_search
 from services.common.counting import counted
 from services.common.errors import UserError
+from services.common.loading.lazy import LazyModule
+from services.common.loading.user_code import ENDS
 from services.common.printing.harmless import in_one_line
 from services.contracts import Question
-from services.rollout.worker.tools import Toolbox
+from services.rollout.worker.tools import MADE_OF, Toolbox
 from trainer.commands.checks.doctor_reward import made
 from trainer.commands.checks.findings import Finding, tried
 from trainer.config.schema import Config
 from trainer.loop.records.users_metrics import RUNS_OWN, StepMetrics, UsersMetrics
+
+if TYPE_CHECKING:
+    from services.rollout.worker import templates, tokenizer
+    from services.rollout.worker.templates import trial
+    from trainer.commands.checks import loss_trial
+else:  # transformers and torch take seconds
+    loss_trial = LazyModule("trainer.commands.checks.loss_trial")
+    templates = LazyModule("services.rollout.worker.templates")
+    trial = LazyModule("services.rollout.worker.templates.trial")
+    tokenizer = LazyModule("services.rollout.worker.tokenizer")
 
 T = TypeVar("T")
 SECONDS = 30.0
@@ -28,21 +45,47 @@ SHOWN = 60
 """Characters of a question or an observation that are shown."""
 
 
-def check_search(key: str, path: str, search: Search, question: Question, topk: int) -> Finding:
+@dataclass(frozen=True)
+class Limit:
+    """Longest wait for a call: that of the run, where it is no longer than the doctor waits itself."""
+
+    key: str
+    run_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return min(self.run_seconds, SECONDS)
+
+    def __str__(self) -> str:
+        of_run = f"{self.key}={self.run_seconds:g}"
+        return of_run if self.run_seconds <= SECONDS else f"{SECONDS:g} s (a run waits {of_run})"
+
+
+def check_search(
+    key: str, path: str, search: Search, question: Question, topk: int, limit: Limit | None = None
+) -> Finding:
     """Whether a search of a question returns passages with scores, as many as asked for, best first."""
 
     def call() -> list[tuple[str, float]]:
         where = f"{key}={path}"
-        return in_time(where, lambda: call_search(where, search, question.text, topk))
+        if limit and limit.run_seconds < SECONDS:  # a run calls it once before, when it opens it
+            in_time(where, lambda: call_search(where, search, TRIAL, 1))
+        return in_time(where, lambda: call_search(where, search, question.text, topk), limit)
 
     found = tried(key, path, call)
     if isinstance(found, Finding):
         return found
     seen = f"{path}: {counted(len(found), 'passage')} of {in_one_line(question.text, SHOWN)!r}"
     notes = []
+    if not found:
+        notes.append("none for the first question of the run; a policy that reads nothing learns no search")
     if len(found) > topk:
         notes.append(f"it was asked for {topk}; a run takes the first {topk}")
+    if (blank := next((n for n, (text, _) in enumerate(found) if not text.strip()), None)) is not None:
+        notes.append(f"passage {blank} is empty")
     scores = [score for _, score in found]
+    if (odd := next((n for n, score in enumerate(scores) if not math.isfinite(score)), None)) is not None:
+        notes.append(f"passage {odd} has the score {scores[odd]}; expected a finite number")
     if (at := next((n for n, pair in enumerate(pairwise(scores), 1) if pair[1] > pair[0]), None)) is not None:
         notes.append(
             f"passage {at} has a higher score ({scores[at]:g}) than the one before it ({scores[at - 1]:g}); "
@@ -51,17 +94,29 @@ def check_search(key: str, path: str, search: Search, question: Question, topk: 
     return Finding(key, "note" if notes else "good", seen, "; ".join(notes))
 
 
-def check_tool(key: str, path: str, tool: Callable[..., object], question: Question) -> Finding:
+def check_tool(
+    key: str, path: str, tool: Callable[..., object], question: Question, limit: Limit | None = None
+) -> Finding:
     """What a tool returns for a text that no tool expects: a policy writes anything."""
     name = key.rpartition(".")[2]
-    box = Toolbox({name: tool}, question, SECONDS)
+    limit = limit or Limit("rollout.tool_timeout_seconds", SECONDS)
+    box = Toolbox({name: tool}, question, limit.seconds)
+    too_late = f"{key}: no result within {limit}"
+    began = time.monotonic()
     try:
-        text = asyncio.run(box.call(name, question.text))
-    except TimeoutError as late:
-        return Finding(key, "bad", path, str(late))
+        # Longer than its own limit, which an async tool that blocks its event loop does not keep.
+        text = in_time(too_late, lambda: asyncio.run(box.call(name, question.text)), None, limit.seconds + 1)
+    except TimeoutError as error:
+        if time.monotonic() - began < limit.seconds:  # the tool's own, of a service that is away
+            advice = f"{error}: a run samples such a trajectory again, and ends at the third such call"
+            return Finding(key, "note", path, advice)
+        late.append(key)
+        return Finding(key, "bad", path, too_late)
     except UserError as error:
-        if error.__cause__ is None:  # of its form, and not raised by the tool
+        if error.__cause__ is None:  # of its form or time, and not raised by the tool
             return Finding(key, "bad", path, str(error))
+        if str(error).startswith(f"{key}: {MADE_OF}") or isinstance(error.__cause__, ENDS):
+            return Finding(key, "bad", path, str(error))  # whatever the policy writes
         advice = f"{error}: a policy writes anything, and a tool that raises ends the run; return a text"
         return Finding(key, "note", path, advice)
     return Finding(
@@ -74,13 +129,12 @@ def check_metrics(key: str, path: str, function: StepMetrics, config: Config, qu
     said: list[str] = []
     trajectories = made(question, config.rollout.reading)
     metrics = UsersMetrics({path: function}, said.append)
-    numbers = tried(key, path, lambda: in_time(path, lambda: metrics.of(trajectories, [1.0, 0.0, 0.0], {})))
+    where = f"{key}=[{path}]"
+    numbers = tried(key, path, lambda: in_time(where, lambda: metrics.of(trajectories, [1.0, 0.0, 0.0], {})))
     if isinstance(numbers, Finding):
         return numbers
     if said:
-        return Finding(
-            key, "bad", path, f"{said[0]}; expected numbers by name, such as {{'my/queries': 1.0}}"
-        )
+        return Finding(key, "bad", path, said[0])
     if taken := [name for name in numbers if name.partition("/")[0] in RUNS_OWN]:
         return Finding(
             key,
@@ -92,35 +146,80 @@ def check_metrics(key: str, path: str, function: StepMetrics, config: Config, qu
     return Finding(key, "good", f"{path}: {', '.join(numbers) or 'no number for an answer without a search'}")
 
 
+def check_loss(key: str, path: str, loss: Callable[..., Any], config: Config) -> Finding:
+    """Whether it gives a finite loss per token with a finite gradient, and what that does to tokens of good
+    answers."""
+    if importlib.util.find_spec("torch") is None:
+        return Finding(key, "good", f"{path}: loaded; not called, for want of torch")
+    where = f"{key}={path}"
+    gradient = tried(key, path, lambda: in_time(where, lambda: loss_trial.gradient(where, loss, config)))
+    if isinstance(gradient, Finding):
+        return gradient
+    advice = ""
+    if gradient >= 0:
+        does = "make them less likely (a loss is made smaller: its sign?)" if gradient else "not move them"
+        advice = f"tokens of a positive advantage: a step would {does}"
+    seen = f"{path}: one loss per token, with a gradient"
+    return Finding(key, "note" if advice else "good", seen, advice)
+
+
+def check_template(key: str, path: str, model: Path, config: Config, question: Question) -> Finding:
+    """Whether each method of a template of the user's own returns what a rollout takes. model: its folder."""
+
+    def call() -> list[str]:
+        template = templates.make_template(path, tokenizer.load_tokenizer(model), config.rollout)
+        return trial.try_template(template, config.rollout, question)
+
+    notes = tried(key, path, lambda: in_time(f"{key}={path}", call))
+    if isinstance(notes, Finding):
+        return notes
+    seen = f"{path}: a prompt, observations, the notice, and the reading of actions"
+    return Finding(key, "note" if notes else "good", seen, "; ".join(notes))
+
+
 def check_call(key: str, path: str, loaded: object, config: Config, question: Question) -> Finding | None:
     """The trial of a part that was loaded; None for a part that no call is made of here."""
     if key.endswith("retriever.index"):
-        return check_search(key, path, cast(Search, loaded), question, config.rollout.topk)
+        held_out = config.evaluation.retriever if key.startswith("evaluation.") else None
+        settings = held_out or config.retriever
+        limit = Limit(f"{key.removesuffix('.index')}.timeout_seconds", settings.timeout_seconds)
+        return check_search(key, path, cast(Search, loaded), question, config.rollout.topk, limit)
     if key.startswith("rollout.tools."):
         tools = cast(Mapping[str, Callable[..., object]], loaded)
-        return check_tool(key, path, next(iter(tools.values())), question)
+        limit = Limit("rollout.tool_timeout_seconds", config.rollout.tool_timeout_seconds)
+        return check_tool(key, path, next(iter(tools.values())), question, limit)
     if key == "trainer.metrics":
         return check_metrics(key, path, cast(Mapping[str, StepMetrics], loaded)[path], config, question)
+    if key == "algorithm.loss":
+        return check_loss(key, path, cast(Callable[..., Any], loaded), config)
     return None
 
 
-def in_time(where: str, call: Callable[[], T]) -> T:
-    """The result of a call. Raises what it raises, and UserError where it lasts longer than SECONDS; it then
-    goes on in a thread that nobody waits for."""
+late: list[str] = []
+"""Parts that were waited for in vain: their calls may still run, in threads that Python's end waits for."""
+
+
+def in_time(where: str, call: Callable[[], T], limit: Limit | None = None, seconds: float | None = None) -> T:
+    """The result of a call. Raises what it raises, and UserError where it lasts longer than the limit, or
+    SECONDS; it then goes on in a thread that nobody waits for. seconds: waits so long instead, and `where` is
+    the line."""
     done: list[T] = []
-    raised: list[Exception] = []
+    raised: list[BaseException] = []
 
     def work() -> None:
         try:
             done.append(call())
-        except Exception as error:
+        except BaseException as error:
             raised.append(error)
 
     thread = threading.Thread(target=work, name="doctor-trial", daemon=True)
     thread.start()
-    thread.join(SECONDS)
+    thread.join(seconds or (limit.seconds if limit else SECONDS))
     if raised:
         raise raised[0]
     if not done:
-        raise UserError(f"{where}: no result of one call within {SECONDS:g} s")
+        late.append(where)
+        raise UserError(
+            where if seconds else f"{where}: no result of one call within {limit or f'{SECONDS:g} s'}"
+        )
     return done[0]

@@ -15,7 +15,7 @@ from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.loading.user_code import is_import_path
 from services.contracts import Question
-from trainer.commands.checks.doctor_calls import check_call
+from trainer.commands.checks.doctor_calls import check_call, check_template
 from trainer.commands.checks.doctor_reward import check_reward, first_question
 from trainer.commands.checks.findings import Finding, tried
 from trainer.config.schema import Config
@@ -42,6 +42,9 @@ def check_parts(config: Config) -> Iterator[Finding]:
     """One line per part, then one for the prompts that the template makes with the model's tokenizer."""
     bad = False
     question = first_question(config)
+    here = _here(config)
+    folder = _model_here(config.model.path)
+    can_encode = here["the model"] and here["transformers"]
     for part in parts_of(config):
         loaded = tried(part.key, part.value, part.load)
         if isinstance(loaded, Finding):
@@ -49,28 +52,35 @@ def check_parts(config: Config) -> Iterator[Finding]:
             yield loaded
         elif part.key == "reward.kind" and is_import_path(part.value):
             yield check_reward(config, cast("Reward", loaded))
+        elif part.key == "rollout.template" and folder and can_encode and is_import_path(part.value):
+            found = check_template(part.key, part.value, folder, config, question)
+            bad |= found.level == "bad"
+            yield found
         elif trial := check_call(part.key, part.value, loaded, config, question):
             yield trial
         else:
             yield Finding(part.key, "good", f"{part.value}: loaded")
     if not bad:
-        yield _prompts(config)
-    folder = _model_here(config.model.path)
+        yield _prompts(config, here)
     if folder is not None and (line := unlike(folder, config.rollout)):
         yield Finding("model.path", "note", config.model.path, line.removeprefix("warning: "))
 
 
-def _prompts(config: Config) -> Finding:
-    """Whether the template makes prompts of the first questions that are short enough."""
-    train = config.data.train
+def _here(config: Config) -> dict[str, bool]:
+    """What prompts are made of, and whether it is here."""
     folder = _model_here(config.model.path)
-    parts = {
+    return {
         "the model": folder is not None and not isinstance(_checked(folder, config), Finding),
-        "data.train": Path(train).exists(),
+        "data.train": Path(config.data.train).exists(),
         "transformers": importlib.util.find_spec("transformers") is not None,
     }
-    if folder is None or not all(parts.values()):
-        lacking = " and ".join(part for part, here in parts.items() if not here)
+
+
+def _prompts(config: Config, here: dict[str, bool]) -> Finding:
+    """Whether the template makes prompts of the first questions that are short enough."""
+    folder = _model_here(config.model.path)
+    if folder is None or not all(here.values()):
+        lacking = " and ".join(part for part, found in here.items() if not found)
         why = f"they need {lacking}, not here yet; a run checks them when it starts"
         return Finding("prompts", "note", "not made", why)
     made = tried("prompts", config.rollout.template, _prompts_made, config, folder)

@@ -30,7 +30,10 @@ def check_reward(config: Config, reward: Reward) -> Finding:
     """What the function gives each of them, or its own error."""
     kind = config.reward.kind
     trajectories = made(first_question(config), config.rollout.reading)
-    with closing(RewardCalls(reward, kind, SECONDS, key=None)) as calls:
+    # Where the run waits no longer than the doctor does, its own limit is kept, and named.
+    limit = config.reward.timeout_seconds
+    key = "reward.timeout_seconds" if limit <= SECONDS else None
+    with closing(RewardCalls(reward, kind, min(limit, SECONDS), key=key)) as calls:
         earned = tried("reward.kind", kind, lambda: asyncio.run(calls.of(trajectories)))
     if isinstance(earned, Finding):
         return earned

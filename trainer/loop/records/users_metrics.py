@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
-from typing import Protocol
+from typing import Any, Protocol
 
-from services.common.loading.user_code import Call, load, told
+from services.common.loading.user_code import ENDS, Call, by_signal, load, told
+from services.common.printing.kinds import kind_of
 from services.contracts import Trajectory
 
 KEY = "trainer.metrics"
@@ -17,6 +18,9 @@ RUNS_OWN = {
     "reward", "rollout", "step", "supervised", "sync", "system", "text", "time",
 }  # fmt: skip
 """How metrics of a run begin (docs/metrics.md): what stands before the first `/`."""
+
+
+EXPECTED = "expected numbers by name, such as {'my/queries': 1.0}"
 
 
 class StepMetrics(Protocol):
@@ -51,17 +55,25 @@ class UsersMetrics:
         out: dict[str, float] = {}
         for path, function in self._functions.items():
             try:
-                found = dict(function(trajectories, rewards))
+                returned: object = function(trajectories, rewards)
+                found = _by_name(returned)
+            except ENDS as e:
+                if by_signal(e):
+                    raise
+                self._tell(path, told(e))
+                continue
             except Exception as e:  # a user's function may raise anything
                 self._tell(path, told(e))
                 continue
             for name, value in found.items():
                 if value is None:
                     continue
-                if not isinstance(name, str) or name in known or name in out:
+                if not isinstance(name, str):
+                    self._tell(f"{path}: {name!r}", f"expected a name, got {kind_of(name)}; {EXPECTED}")
+                elif name in known or name in out:
                     self._tell(f"{path}: {name}", "the name is taken; give another, such as my/name")
                 elif isinstance(value, bool) or not isinstance(value, Real):
-                    self._tell(f"{path}: {name}", f"expected a number, got {value!r}")
+                    self._tell(f"{path}: {name}", f"expected a number, got {value!r}; {EXPECTED}")
                 elif math.isfinite(value):
                     out[name] = float(value)
         return out
@@ -70,3 +82,13 @@ class UsersMetrics:
         if what not in self._told:
             self._told.add(what)
             self._say(f"{KEY}: {what}: left out: {why}")
+
+
+def _by_name(returned: Any) -> dict[Any, Any]:
+    """What a function returned, as a dictionary. Raises TypeError where it is none."""
+    if isinstance(returned, Iterator):  # of a generator, whose own error must stay as it is
+        returned = list(returned)
+    try:
+        return dict(returned)
+    except (TypeError, ValueError):
+        raise TypeError(f"returned {kind_of(returned)}; {EXPECTED}") from None

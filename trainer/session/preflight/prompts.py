@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from services.common.errors import UserError
+from services.common.loading.user_code import is_import_path
 from services.contracts import Question
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import Template, make_template
+from services.rollout.worker.templates.trial import try_template
 from services.settings import RolloutSettings
 
 
@@ -20,10 +22,13 @@ def check_prompts(
     trained: bool = False,
 ) -> None:
     """Raises UserError for the first question whose prompt is too long, and for a template whose trajectories
-    cannot be trained on where they are to be. `key` says where questions are from."""
+    cannot be trained on where they are to be, and a user's own that fails. `key` says where questions are
+    from."""
     template = make_template(settings.template, tokenizer, settings)
     if trained:
         check_one_sequence(template, settings)
+    if questions and is_import_path(settings.template):
+        try_template(template, settings, questions[0])
     for question in questions:
         try:
             prompt_of(question, template, settings)

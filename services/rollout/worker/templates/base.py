@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from services.common.printing.kinds import kind_of
 from services.contracts import ActionKind, Observation, Question, Reading
 from services.rollout.worker.plain_text import Outside, TextEncoder, beginning
 from services.rollout.worker.tags import first_action, outside_thoughts
@@ -102,6 +103,9 @@ class TagTemplate:
     """The notice."""
 
     def __init__(self, tokenizer: Any, settings: RolloutSettings):
+        for name in ("head", "tail", "invalid"):
+            if not isinstance(found := getattr(self, name, None), str):
+                raise TypeError(f"its `{name}` is {kind_of(found)}; expected a text")
         self.tokenizer = tokenizer
         self.settings = settings
         self.reading = settings.reading
@@ -164,9 +168,10 @@ class TagTemplate:
             """The text between `head` and `tail`; the hits' own tags are harmless already."""
 
     def observation_ids(self, hits: Sequence[Hit], budget: int) -> Observation:
-        return self._enclosed(
-            self.documents([replace(hit, contents=self.harmless(hit.contents)) for hit in hits]), budget
-        )
+        text: object = self.documents([replace(hit, contents=self.harmless(hit.contents)) for hit in hits])
+        if not isinstance(text, str):
+            raise TypeError(f"`documents` returned {kind_of(text)}; expected a text")
+        return self._enclosed(text, budget)
 
     def result_ids(self, text: str, budget: int) -> Observation:
         """What a tool returned, between `head` and `tail` in at most `budget` tokens; its own tags are made

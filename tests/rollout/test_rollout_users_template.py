@@ -1,0 +1,209 @@
+"""A template of the user's own that raises, ends the program or returns another form: one line with key,
+method and place, in the doctor's trial as in a rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from rollout_fakes import Hit, ScriptedEngine, request, words
+
+from services.common.errors import UserError
+from services.contracts import Question
+from services.rollout.worker.loop import run_trajectory
+from services.rollout.worker.templates import make_template
+from services.rollout.worker.templates.base import ParsedAction, TagTemplate
+from services.rollout.worker.templates.trial import try_template
+from services.settings import RolloutSettings
+
+QUESTION = Question("q1", "where is n1 ?", ("n21",), "made")
+
+
+class Good(TagTemplate):
+    head, tail, invalid = " <information> ", " </information> ", " <search> "
+
+    def prompt_ids(self, question):
+        return self.encode(question.text)
+
+    def documents(self, hits):
+        return " ".join(hit.contents for hit in hits)
+
+
+class Misspelt(Good):
+    def prompt_ids(self, question):
+        return self.encode(question.txt)
+
+
+class Text(Good):
+    def prompt_ids(self, question):
+        return question.text
+
+
+class Beyond(Good):
+    def prompt_ids(self, question):
+        return [1, 10**6]
+
+
+class Empty(Good):
+    def prompt_ids(self, question):
+        return []
+
+
+class Floats(Good):
+    def prompt_ids(self, question):
+        return [1, 2.0]
+
+
+class Listed(Good):
+    def documents(self, hits):
+        return [hit.contents for hit in hits]
+
+
+class First(Good):
+    def documents(self, hits):
+        return hits[0].contents
+
+
+class Ending(Good):
+    def documents(self, hits):
+        sys.exit(3)
+
+
+class Pair(Good):
+    def parse(self, text):
+        return "search", text
+
+
+class OtherKind(Good):
+    def parse(self, text):
+        return ParsedAction("lookup", text)
+
+
+class OtherTool(Good):
+    def parse(self, text):
+        return ParsedAction("tool", text, "calc")
+
+
+class Notice(Good):
+    def notice(self):
+        return self.invalid
+
+
+class Decoded(Good):
+    def decode(self, token_ids):
+        return token_ids
+
+
+class Headless(Good):
+    head = None
+
+
+class Letters(Good):
+    stop = "</search>"
+
+
+class Unmade(Good):
+    def __init__(self, tokenizer, settings):
+        self.tokenizer = tokenizer
+
+
+class EndingAtOnce(Good):
+    def __init__(self, tokenizer, settings):
+        sys.exit()
+
+
+class Deaf(Good):
+    stop = ()
+
+    def __init__(self, tokenizer, settings):
+        super().__init__(tokenizer, settings)
+        self.stop = ()
+
+
+class Attribute(Good):
+    notice = " no "
+
+
+def line_of(name, text):
+    """The place of a line of this file."""
+    lines = Path(__file__).read_text().splitlines()
+    first = lines.index(f"class {name}(Good):")
+    number = next(n for n, line in enumerate(lines[first:], first + 1) if text in line)
+    return rf" \({re.escape(__file__)}, line {number}\)$"
+
+
+IDS = r"expected a list of token ids, 0 to \d+$"
+MISTAKES = {
+    "Misspelt": "prompt_ids of question q1: AttributeError: .*" + line_of("Misspelt", "txt"),
+    "Text": f"prompt_ids of question q1: returned text; {IDS}",
+    "Beyond": f"prompt_ids of question q1: returned the id 1000000; {IDS}",
+    "Empty": f"prompt_ids of question q1: returned an empty list; {IDS}",
+    "Floats": f"prompt_ids of question q1: returned a list whose item 1 is a number; {IDS}",
+    "Listed": r"observation_ids: TypeError: `documents` returned a list; expected a text$",
+    "First": "observation_ids: IndexError: list index out of range" + line_of("First", "hits[0]"),
+    "Ending": r"observation_ids: it ends the program, by SystemExit\(3\)" + line_of("Ending", "exit(3)"),
+    "Pair": r"parse: returned a list; expected a ParsedAction\(kind, content\)$",
+    "OtherKind": "parse: returned an action of kind 'lookup'; expected search, answer, tool, invalid$",
+    "OtherTool": "parse: returned a call of the tool 'calc'; rollout.tools has none$",
+    "Notice": r"notice: returned text; expected an Observation\(token_ids, text\)$",
+    "Decoded": "decode: returned a list; expected a text$",
+    "Headless": "cannot be made .*: TypeError: its `head` is nothing; expected a text$",
+    "Letters": "stop: expected a tuple of texts, found text: put a comma after it$",
+    "Unmade": "lacks min_observation_tokens; its __init__ must call super.*tokenizer, settings.$",
+    "EndingAtOnce": r"cannot be made .*: it ends the program, by SystemExit\(\)"
+    + line_of("EndingAtOnce", "exit"),
+    "Deaf": r"stop: expected a tuple of texts that end an action, found \(\)$",
+    "Attribute": "notice: expected a method, found text$",
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_a_template_is_one_line(name):
+    settings = RolloutSettings(template=f"{__name__}:{name}")
+    with pytest.raises(UserError, match=f"^rollout.template={__name__}:{name}: {MISTAKES[name]}"):
+        try_template(make_template(settings.template, words(), settings), settings, QUESTION)
+
+
+class Brim(Good):
+    def prompt_ids(self, question):
+        return self.encode("where")
+
+    def observation_ids(self, hits, budget):
+        return super().observation_ids(hits, budget * 2)
+
+
+def test_what_is_most_likely_meant_otherwise_is_noted():
+    settings = RolloutSettings(template=f"{__name__}:Good", max_obs_tokens=24)
+    # The words of the trial are none of this tokenizer's.
+    unread = "an observation of a passage of Rome holds no Rome"
+    good = try_template(make_template(settings.template, words(), settings), settings, QUESTION)
+    assert good in ([], [unread])
+    settings = RolloutSettings(template=f"{__name__}:Brim", max_obs_tokens=24)
+    notes = try_template(make_template(settings.template, words(), settings), settings, QUESTION)
+    assert notes[0].startswith("the prompt of another question is the same: 'where")
+    assert notes[-1] == (
+        "an observation of a long passage has 48 tokens, more than rollout.max_obs_tokens=24"
+    )
+
+
+@pytest.mark.parametrize("name", ["Listed", "Ending", "Misspelt"])
+def test_a_rollout_ends_with_the_same_line(name):
+    settings = RolloutSettings(template=f"{__name__}:{name}")
+    tokenizer = words()
+
+    async def search(query):
+        return [Hit("d0", "n1 n2")]
+
+    run = run_trajectory(
+        request(text=QUESTION.text),
+        engine=ScriptedEngine(tokenizer, ["<search> n1 </search>", "<answer> n1 </answer>"]),
+        template=make_template(settings.template, tokenizer, settings),
+        search=search,
+        settings=settings,
+    )
+    said = MISTAKES[name].replace("question q1", r"question [\w-]+")
+    with pytest.raises(UserError, match=f"^rollout.template={__name__}:{name}: {said}"):
+        asyncio.run(run)
