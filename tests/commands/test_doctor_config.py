@@ -174,12 +174,12 @@ def test_the_prompts_are_made_with_the_models_tokenizer(config, tmp_path, monkey
     asked = []
     monkeypatch.setattr(doctor_parts.tokenizer, "load_tokenizer", lambda folder: f"of {folder}")
     monkeypatch.setattr(doctor_parts.prompts, "check_prompts", lambda *given, trained: asked.append(given))
-    monkeypatch.setattr(doctor_parts, "check_template", lambda key, *given: Finding(key, "good", str(given)))
+    monkeypatch.setattr(
+        doctor_parts, "check_template", lambda key, path, *_: Finding(key, "good", f"{path}: tried")
+    )
     _, lines = findings(config())
     assert line(lines, "prompts").endswith("made of the first 4 questions")
-    assert line(lines, "rollout.template").startswith(
-        "ok    rollout.template          ('doctors_parts:Own', "
-    )
+    assert line(lines, "rollout.template").endswith("doctors_parts:Own: tried")
     ((key, questions, tokenizer, _),) = asked
     assert (key, len(questions), tokenizer) == ("data.train", 4, "of model")
 
