@@ -82,7 +82,7 @@ def test_a_path_that_is_none_is_refused_in_one_line(change, says):
 def test_a_path_that_leads_nowhere_names_its_key_and_the_places(load, key, monkeypatch):
     said = (
         ": cannot be imported: No module named 'nowhere'; looked in /a (the current folder), "
-        "PYTHONPATH (/b, c) and Python's packages: start in the folder that holds it, or set PYTHONPATH "
+        "PYTHONPATH (/b, c) and the installed packages: start in the folder that holds it, or set PYTHONPATH "
         "to that"
     )
     monkeypatch.setattr(os, "getcwd", lambda: "/a")

@@ -16,8 +16,8 @@ from services.contracts import Question
 from services.rollout.worker.loop import run_trajectory
 from services.rollout.worker.templates import make_template
 from services.rollout.worker.templates.base import ParsedAction, TagTemplate
-from services.rollout.worker.templates.trial import try_template
 from services.settings import RolloutSettings
+from trainer.session.preflight.template_trial import try_template
 
 QUESTION = Question("q1", "where is n1 ?", ("n21",), "made")
 

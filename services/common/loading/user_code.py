@@ -85,8 +85,8 @@ def _where_looked(missing: str) -> str:
     more = ", ..." if len(given) > _SHOWN_NAMES else ""
     path = f"PYTHONPATH ({', '.join(given[:_SHOWN_NAMES])}{more})" if given else "PYTHONPATH (not set)"
     return (
-        f"; looked in {os.getcwd()} (the current folder), {path} and Python's packages: start in the folder "
-        "that holds it, or set PYTHONPATH to that"
+        f"; looked in {os.getcwd()} (the current folder), {path} and the installed packages: start in the "
+        "folder that holds it, or set PYTHONPATH to that"
     )
 
 

@@ -30,12 +30,12 @@ from trainer.loop.records.users_metrics import RUNS_OWN, StepMetrics, UsersMetri
 
 if TYPE_CHECKING:
     from services.rollout.worker import templates, tokenizer
-    from services.rollout.worker.templates import trial
     from trainer.commands.checks import loss_trial
+    from trainer.session.preflight import template_trial
 else:  # transformers and torch take seconds
     loss_trial = LazyModule("trainer.commands.checks.loss_trial")
     templates = LazyModule("services.rollout.worker.templates")
-    trial = LazyModule("services.rollout.worker.templates.trial")
+    template_trial = LazyModule("trainer.session.preflight.template_trial")
     tokenizer = LazyModule("services.rollout.worker.tokenizer")
 
 T = TypeVar("T")
@@ -168,7 +168,7 @@ def check_template(key: str, path: str, model: Path, config: Config, question: Q
 
     def call() -> list[str]:
         template = templates.make_template(path, tokenizer.load_tokenizer(model), config.rollout)
-        return trial.try_template(template, config.rollout, question)
+        return template_trial.try_template(template, config.rollout, question)
 
     notes = tried(key, path, lambda: in_time(f"{key}={path}", call))
     if isinstance(notes, Finding):

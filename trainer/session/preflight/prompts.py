@@ -9,8 +9,8 @@ from services.common.loading.user_code import is_import_path
 from services.contracts import Question
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import Template, make_template
-from services.rollout.worker.templates.trial import try_template
 from services.settings import RolloutSettings
+from trainer.session.preflight.template_trial import try_template
 
 
 def check_prompts(
