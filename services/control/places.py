@@ -11,12 +11,12 @@ import psutil
 from services.common.counting import counted
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import hints, holder_of
-from services.common.printing.help_pages import RUN
+from services.common.printing.help_pages import RUN, in_a_sentence
 from services.common.runs.ends import RUNNING, state_of
 from services.common.runs.paths import RUNS, SUMMARY, is_run, last_step, no_run_in, run_folder, written_at
 from services.control.records import RunStatus
 
-ACCEPTED = f"RUN is {RUN[0].lower()}{RUN[1:]}; or an address such as http://127.0.0.1:8200"
+ACCEPTED = f"RUN is {in_a_sentence(RUN)}; or an address such as http://127.0.0.1:8200"
 
 
 @dataclass(frozen=True)
