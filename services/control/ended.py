@@ -11,6 +11,7 @@ from services.common.files import hints, json_lines
 from services.common.runs.ends import state_of
 from services.common.runs.paths import METRICS, SUMMARY
 from services.common.users_files import load_yaml
+from services.common.validation import number_of
 from services.control.records import RunStatus
 
 REWARDS = 10
@@ -35,10 +36,10 @@ def recorded(run: Path) -> RunStatus:
         phase=str(summary.get("phase") or ""),
         version=_whole(latest.get("policy_version")),
         tokens_per_s=None,
-        last_sync_seconds=_number(latest.get("time/sync")),
-        rewards=[_number(row.get("reward/mean")) for row in rows[-REWARDS:]],
+        last_sync_seconds=number_of(latest.get("time/sync")),
+        rewards=[number_of(row.get("reward/mean")) for row in rows[-REWARDS:]],
         restores=lost,
-        seconds=_number(summary.get("last_part_seconds", summary.get("seconds"))),
+        seconds=number_of(summary.get("last_part_seconds", summary.get("seconds"))),
     )
 
 
@@ -50,7 +51,3 @@ def _planned(run: Path) -> int | None:
 
 def _whole(value: Any) -> int | None:
     return value if type(value) is int else None
-
-
-def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

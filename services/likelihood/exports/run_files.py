@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import orjson
 from services.common.errors import UserError
 from services.common.runs.paths import METRICS, SUMMARY, is_run, no_run_in, run_folder
 from services.common.users_files import load_json, load_object, load_yaml, reading
-from services.common.validation import fitting
+from services.common.validation import fitting, number_of
 from services.likelihood.exports.merging import by_step
 from services.likelihood.exports.no_numbers import NoNumbers, judgeable, no_numbers, number_or_text
 from services.likelihood.exports.tables import event_files, plain_columns, rows_of_events
@@ -60,13 +59,8 @@ class RunFiles:
         out: dict[str, np.ndarray] = {}
         for step, metrics in zip(steps, self.metrics, strict=True):
             for name, value in metrics.items():
-                if (
-                    name not in NOT_CURVES
-                    and isinstance(value, int | float)
-                    and not isinstance(value, bool)
-                    and math.isfinite(value)
-                ):
-                    out.setdefault(name, np.full(size, np.nan))[step - first] = value
+                if name not in NOT_CURVES and (number := number_of(value)) is not None:
+                    out.setdefault(name, np.full(size, np.nan))[step - first] = number
         return out, first
 
     def add_evaluations(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from services.common.errors import UserError
 from services.common.users_files import load_yaml
+from services.common.validation import number_of
 
 _NAME = re.compile(r"eval_(.+)_(greedy|sampled)")
 CONFIG = "config.yaml"
@@ -38,8 +39,7 @@ class OfTraining:
 
     @property
     def f1(self) -> float | None:
-        found = self.overall.get("f1")
-        return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+        return number_of(self.overall.get("f1"))
 
 
 def of_training(
