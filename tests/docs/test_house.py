@@ -163,6 +163,14 @@ def test_files_stay_small_enough_to_read():
     assert long == []
 
 
+def test_every_folder_of_modules_is_a_package():
+    """Import-linter does not see the modules of another folder, and holds no rule for them."""
+    rooms = (ROOT / room for room in ("trainer", "services", "retriever_service", "unspiral_health"))
+    folders = {p.parent for room in rooms for p in room.rglob("*.py")}
+    assert len(folders) > 50
+    assert [str(f.relative_to(ROOT)) for f in sorted(folders) if not (f / "__init__.py").is_file()] == []
+
+
 def test_no_file_holds_the_marks_of_a_merge():
     places = [ROOT, *(ROOT / room for room in ("docs", "deploy", "examples", "benchmarks", ".ci"))]
     places += [ROOT / room for room in ("trainer", "services", "retriever_service", "tests")]
