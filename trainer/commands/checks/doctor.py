@@ -21,6 +21,7 @@ from rich.text import Text
 
 from services.common.counting import counted
 from services.common.errors import UserError
+from services.common.http.addresses import is_http
 from services.common.loading.extras import how_to_install
 from services.common.printing.commands import typed
 from services.common.printing.console import Console
@@ -281,7 +282,7 @@ def check_config(path: Path, config: Config) -> Iterator[Finding]:
         # A cluster that is joined has other machines.
         yield Finding("GPUs", "note" if os.environ.get("RAY_ADDRESS") else "bad", *lack)
     for key, url in {"retriever.url": config.retriever.url, "store.url": config.store.url}.items():
-        if url and url.startswith(("http://", "https://")):
+        if url and is_http(url):
             yield from check_address(key, url)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import UserError
+from services.common.http.addresses import is_http
 from services.common.names import nearest
 from services.common.runs.paths import is_run, no_run_in, run_folder
 from services.common.users_files import load_yaml
@@ -144,7 +145,7 @@ class Run:
         """Token by token those of a step that the run's store holds, by uid; none where it is an http
         service, or keeps none."""
         url = (self._config.get("store") or {}).get("url") or f"sqlite:{self.folder / 'likelihood.db'}"
-        if not is_step(source) or url.startswith(("http://", "https://")):
+        if not is_step(source) or is_http(url):
             return {}
         path = Path(url.removeprefix("sqlite:"))
         if "://" not in url and not path.is_file():  # opening it would make one
