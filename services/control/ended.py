@@ -9,7 +9,7 @@ from typing import Any
 from services.common.errors import UserError
 from services.common.files import hints, json_lines
 from services.common.runs.ends import state_of
-from services.common.runs.paths import METRICS, SUMMARY
+from services.common.runs.paths import CONFIG, EVENTS, METRICS, SUMMARY
 from services.common.users_files import load_yaml
 from services.common.validation import number_of
 from services.control.records import RunStatus
@@ -24,7 +24,7 @@ def recorded(run: Path) -> RunStatus:
     rows = [row for row in json_lines(run / METRICS) if isinstance(row.get("step"), int)]
     latest = rows[-1] if rows else {}
     last = max((row["step"] for row in rows), default=0)
-    lost = sum(event.get("event") == "learner_lost" for event in json_lines(run / "events.jsonl"))
+    lost = sum(event.get("event") == "learner_lost" for event in json_lines(run / EVENTS))
     return RunStatus(
         state="ended",
         run=run.resolve().name,
@@ -45,7 +45,7 @@ def recorded(run: Path) -> RunStatus:
 
 def _planned(run: Path) -> int | None:
     with suppress(UserError, KeyError, TypeError):
-        return _whole(load_yaml(run / "config.yaml")["trainer"]["steps"])
+        return _whole(load_yaml(run / CONFIG)["trainer"]["steps"])
     return None
 
 

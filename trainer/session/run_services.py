@@ -16,6 +16,7 @@ from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.addresses import is_http
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.redaction import address_without_secrets
+from services.common.runs.paths import STORE
 from services.launcher import Service, index_corpus, start_likelihood, start_retriever
 from services.likelihood.client import LikelihoodClient
 from services.settings import RetrieverSettings
@@ -116,7 +117,7 @@ async def likelihood_store(config: Config, stack: AsyncExitStack, say: Say) -> L
         with told(say, "the likelihood service to start"):
             start = partial(
                 start_likelihood,
-                url or f"sqlite:{(config.run_dir / 'likelihood.db').resolve()}",
+                url or f"sqlite:{(config.run_dir / STORE).resolve()}",
                 token_steps=token_steps,
                 trajectory_steps=config.store.trajectory_steps,
                 name=f"unspiral-{config.run.name}-likelihood",

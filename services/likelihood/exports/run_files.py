@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from services.common.errors import UserError
-from services.common.runs.paths import METRICS, SUMMARY, is_run, no_run_in, run_folder
+from services.common.runs.paths import CONFIG, EVENTS, METRICS, SUMMARY, is_run, no_run_in, run_folder
 from services.common.users_files import load_json, load_object, load_yaml, reading
 from services.common.validation import fitting, number_of
 from services.likelihood.exports.merging import by_step
@@ -139,12 +139,12 @@ def read_run(path: Path) -> RunFiles:
         if not run.metrics:
             raise UserError(f"{path}: no steps in it; expected a run's folder or its metrics.jsonl")
         return run
-    if (folder / "events.jsonl").exists():
-        run.events = [row for _, row in read_jsonl(folder / "events.jsonl")]
+    if (folder / EVENTS).exists():
+        run.events = [row for _, row in read_jsonl(folder / EVENTS)]
     if (folder / SUMMARY).exists():
         run.summary = load_object(folder / SUMMARY)
-    if (folder / "config.yaml").exists():
-        run.config = _plain(read_mapping(folder / "config.yaml"))
+    if (folder / CONFIG).exists():
+        run.config = _plain(read_mapping(folder / CONFIG))
     return run
 
 

@@ -22,7 +22,7 @@ from services.common.files import hints
 from services.common.http.addresses import is_http
 from services.common.loading.lazy import LazyModule
 from services.common.loading.user_code import is_import_path
-from services.common.runs.paths import is_run
+from services.common.runs.paths import CONFIG, is_run
 from services.common.scratch import scratch_folder
 from trainer.config.schema import Config, load_config, override, parse_config
 from trainer.data import models
@@ -95,7 +95,7 @@ def _config_of(checkpoint: Path, run: Path | None, overrides: list[str]) -> Conf
             f"checkpoint {checkpoint}: it holds no settings and lies in no run's folder; expected one that "
             "does"
         )
-    return load_config(run / "config.yaml", overrides)
+    return load_config(run / CONFIG, overrides)
 
 
 def agent_spec(

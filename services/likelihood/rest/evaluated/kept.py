@@ -18,6 +18,7 @@ from typing import Any
 
 from services.common.files import hints
 from services.common.runs.kept_answers import protocol_file, stem_of
+from services.common.runs.paths import TRAJECTORIES
 from services.common.shares import wilson
 
 PLAN = "plan.json"
@@ -108,7 +109,7 @@ def own_files(folder: Path) -> dict[str, Path]:
 
 def training_files(folder: Path) -> dict[str, Path]:
     """The answers to the held-out questions of training, by the name that `unspiral trajectories` knows."""
-    return {file.stem: file for file in sorted((folder / "trajectories").glob(OF_TRAINING))}
+    return {file.stem: file for file in sorted((folder / TRAJECTORIES).glob(OF_TRAINING))}
 
 
 def protocol_of(answers: Path) -> dict[str, Any]:
