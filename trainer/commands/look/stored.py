@@ -53,6 +53,8 @@ class StoredTrajectory:
     segments: list[Segment]
     line: str
     """The line itself."""
+    read: str | None = None
+    """The answer that the reward read; None where there was none, and in files of earlier versions."""
 
     @property
     def model_text(self) -> str:
@@ -74,6 +76,8 @@ class StoredTrajectory:
     @property
     def answer(self) -> str:
         """The answer's text; empty without one."""
+        if self.read is not None:
+            return self.read
         last = self.segments[-1] if self.segments else None
         if last is None or last.kind != "answer":
             return ""
@@ -217,6 +221,7 @@ def _read(source: str, line: str) -> StoredTrajectory | None:
             record["worker"],
             segments,
             line,
+            read if isinstance(read := record.get("answer"), str) else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -33,6 +33,7 @@ from trainer.config.schema import Config, dump_config
 from trainer.learner.checkpoint import latest
 from trainer.loop.run.held_folder import HeldFolder
 from trainer.loop.run.spans import spans_file, steps_with_spans
+from trainer.rewards.answers import final_answer
 
 
 def finite_or_none(value: Any) -> Any:
@@ -162,7 +163,7 @@ class RunFolder:
         self, step: int | str, trajectories: Sequence[Trajectory], rewards: Sequence[float | None]
     ) -> None:
         """One JSON object per trajectory, in words, for people to read: `step_000001.jsonl`, or `NAME.jsonl`
-        of an evaluation."""
+        of an evaluation. The answer is the one that rewards read."""
         self.hold()
         folder = self.path / TRAJECTORIES
         folder.mkdir(exist_ok=True)
@@ -190,6 +191,7 @@ class RunFolder:
                     "data_source": t.question.data_source,
                     "reward": finite_or_none(reward),
                     "finish": t.finish,
+                    "answer": final_answer(t),
                     "worker": t.worker,
                     "segments": segments,
                 }

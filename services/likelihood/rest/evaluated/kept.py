@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -179,11 +179,10 @@ def _of_row(row: dict[str, Any]) -> Answer | None:
 
 def _of_trajectory(row: dict[str, Any]) -> Answer:
     written = tuple((_text(s["by"]), _text(s["text"])) for s in row["segments"])
-    said = _ANSWER.findall("\n".join(text for by, text in written if by == "model"))
     return Answer(
         _text(row["question"]),
         tuple(map(str, row["golden_answers"])),
-        said[-1].strip() if said else None,
+        _answer_in(row, written),
         row["reward"] == 1,
         _text(row.get("data_source") or ""),
         _text(row.get("finish", "")),
@@ -191,6 +190,14 @@ def _of_trajectory(row: dict[str, Any]) -> Answer:
         (),
         written,
     )
+
+
+def _answer_in(row: dict[str, Any], written: Sequence[tuple[str, str]]) -> str | None:
+    """The one that the reward read. In files of earlier versions it stands in the text alone."""
+    if "answer" in row:
+        return None if row["answer"] is None else _text(row["answer"])
+    said = _ANSWER.findall("\n".join(text for by, text in written if by == "model"))
+    return said[-1].strip() if said else None
 
 
 def _text(value: Any) -> str:
