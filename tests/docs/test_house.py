@@ -195,10 +195,12 @@ OURS = ("services", "trainer", "retriever_service")
 BY_NAME = {
     "services/common/loading/lazy.py",
     "services/common/loading/user_code.py",
+    "services/likelihood/cli.py",
+    "services/likelihood/store/opening.py",
     "services/rollout/engines/vllm_engine.py",
 }
-"""Modules that are imported when they are used, code of users, and the engine, whose extension of vLLM must
-not be imported without it."""
+"""Modules that are imported when they are used, code of users, the likelihood service and its Redis store,
+which the thin wheel lacks, and the engine, whose extension of vLLM must not be imported without it."""
 
 
 def own_imports_in_functions(file):
@@ -212,7 +214,7 @@ def own_imports_in_functions(file):
                 names = [node.module or "."]
             elif isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.Attribute) and node.attr == "import_module":
+            elif "import_module" in (getattr(node, "attr", ""), getattr(node, "id", "")):
                 names = ["services (by importlib)"]
             yield from (f"{node.lineno}: {name}" for name in names if name.split(".")[0].split()[0] in OURS)
 

@@ -286,12 +286,12 @@ def _plain(value: Any, depth: int = 0) -> Any:
     return str(value)
 
 
-def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` as `{"a.b": 1}`."""
+def flat(config: dict[str, Any], prefix: str = "", *, keep_empty: bool = False) -> dict[str, Any]:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`. keep_empty: a section without keys stays, as `{}`."""
     out: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, dict):
-            out.update(flat(value, f"{prefix}{key}."))
+        if isinstance(value, dict) and (value or not keep_empty):
+            out.update(flat(value, f"{prefix}{key}.", keep_empty=keep_empty))
         else:
             out[f"{prefix}{key}"] = value
     return out
