@@ -266,6 +266,36 @@ async def test_the_token_is_sent(small_index):
                 await client.retrieve(["river"], 2)
 
 
+async def test_a_deadline_that_comes_while_the_loop_is_held_up_in_a_connect_is_kept(monkeypatch):
+    """anyio's own time for a connection (0.25 s) and the search's end in the same turn of the loop."""
+    loop, connecting, held_up = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    connect = loop.create_connection
+
+    async def late(*args, **kwargs):
+        connecting.set()
+        await held_up.wait()
+        return await connect(*args, **kwargs)
+
+    async def say_nothing(reader, writer):
+        await reader.read()
+        writer.close()
+
+    monkeypatch.setattr(loop, "create_connection", late)
+    async with (
+        await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent,
+        RetrieverClient(
+            f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}", timeout_seconds=0.5
+        ) as client,
+    ):
+        search = asyncio.create_task(client.retrieve(["a"], 3))
+        await connecting.wait()
+        loop.call_soon(time.sleep, 0.6)
+        loop.call_later(0.6, held_up.set)
+        done, _ = await asyncio.wait({search}, timeout=20)
+        search.cancel()
+        assert done and isinstance(search.exception(), RetrieverUnavailable)
+
+
 @pytest.mark.slow
 async def test_a_thousand_that_wait_for_a_silent_retriever_keep_their_deadline():
     """They wait for connections without holding up the loop, and are answered once it answers."""
