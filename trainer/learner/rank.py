@@ -142,7 +142,7 @@ class LearnerRank(RankSteps):
         """Leave the process group, and let go of the weights. Another rank may follow in this process."""
         engine, self.reductions = vars(self).pop("engine", None), None
         try:
-            if engine is not None:
+            if engine is not None and torch.distributed.is_initialized():
                 engine.close()
         finally:
             zero.leave_distributed()
