@@ -20,7 +20,7 @@ def threads():
     names = [Path(f"/proc/self/task/{task}/comm").read_text() for task in os.listdir("/proc/self/task")]
     return sum("gloo" in name for name in names)
 
-for stage in (0, 2, 3):
+for stage in (0, 2):
     config = make_config(sys.argv[1], learner={"zero_stage": stage, "tokens_per_microbatch": 40})
     rank = start_rank(config, sys.argv[1])
     rank.update(make_batch(4), llds_lambda=0.2, answer_beta=1.0, lr_scale=1.0)
@@ -42,6 +42,6 @@ def test_a_rank_that_is_shut_down_ends_its_groups_threads_and_another_may_follow
         text=True,
         timeout=280,
     )
-    assert (done.returncode, done.stdout.splitlines()) == (0, ["0 True 0", "2 True 0", "3 True 0"]), (
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["0 True 0", "2 True 0"]), (
         done.stderr
     )

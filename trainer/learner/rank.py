@@ -147,7 +147,7 @@ class LearnerRank(RankSteps):
         finally:
             zero.leave_distributed()
             del engine
-            gc.collect()  # it is full of circles, and ends the group's threads
+            gc.collect()  # it is full of circles, and its groups end their threads with it
 
     # Scoring
 
