@@ -42,6 +42,4 @@ def test_a_rank_that_is_shut_down_ends_its_groups_threads_and_another_may_follow
         text=True,
         timeout=280,
     )
-    assert (done.returncode, done.stdout.splitlines()) == (0, ["0 True 0", "2 True 0"]), (
-        done.stderr
-    )
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["0 True 0", "2 True 0"]), done.stderr
