@@ -140,14 +140,16 @@ def keep_answers(done: Sequence[Trajectory], file: Path, about: dict[str, Any] |
     the key of its row has a number (`7#2`), as in a suite. about: as of `asked_how`, which is written beside
     it, so that `eval compare` can tell what else was different; without it none stays there."""
     keys = numbered([trajectory.question.id for trajectory in done])
+    protocol = protocol_file(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     with written_aside(file) as aside, open(aside, "w", encoding="utf-8", errors="replace") as lines:
         for key, trajectory in zip(keys, done, strict=True):
             question = trajectory.question
             asked = Asked(Item(key, question.data_source, question), GREEDY)
             lines.write(json.dumps(row_of(asked, trajectory, None), ensure_ascii=False) + "\n")
-    protocol = protocol_file(file)
-    protocol.unlink(missing_ok=True)  # that of earlier answers would be taken for theirs
+        # Before the answers: where the process is killed between the two, that of earlier answers would be
+        # taken for theirs.
+        protocol.unlink(missing_ok=True)
     if about is not None:
         write_json(protocol, about, indent=1, ensure_ascii=False)
 
