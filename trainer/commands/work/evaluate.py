@@ -50,6 +50,7 @@ def run_eval(
     data: Path | None = None,
     limit: int | None = None,
     answers: Path | None = None,
+    on_scores: Callable[[dict[str, Any]], None] = lambda scores: None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """`unspiral eval`: greedy scores of a checkpoint's weights (or of model.path) on `data` (or data.eval):
@@ -57,6 +58,8 @@ def run_eval(
 
     answers: file for every answer, one JSON object per question, as `eval --suite` keeps them: question,
     text, searches with their documents, scores. How they were asked is kept beside it.
+    on_scores: called with the scores before the system is ended, which takes seconds in which the process
+    may be ended itself.
 
     Raises Stopped after a clean stop by SIGINT, SIGTERM or SIGHUP.
     """
@@ -98,7 +101,9 @@ def run_eval(
                     config, name, weights, serving.tokenizer, serving.eval_questions, serving
                 )
                 keep_answers(done, answers, about)
-            return with_behaviour(scores, done)
+            scores = with_behaviour(scores, done)
+            on_scores(scores)
+            return scores
 
     found = None
     if checkpoint is not None:
