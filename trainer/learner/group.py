@@ -347,9 +347,7 @@ def joined(
     if llds_lambda and algorithm.llds.answer_weight != "off":
         metrics["llds/beta"] = answer_beta
     # All ranks change together, and each tells it of its own share; that of the first is enough.
-    return UpdateResult(
-        scores.logp, scores.entropy, metrics, sum(s.skipped for s in steps), results[0].told
-    )
+    return UpdateResult(scores.logp, scores.entropy, metrics, sum(s.skipped for s in steps), results[0].told)
 
 
 def gathered(batch: TokenBatch, ranks: list[RankScores]) -> Scores:

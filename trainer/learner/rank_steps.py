@@ -115,8 +115,8 @@ class RankSteps(RankWeights):
                     raise
         attempt.undo()
         self._tell(
-            "memory ran out in an optimiser step, which was taken again; from now on activations are computed "
-            "again in the backward pass, which takes about a third longer (learner.gradient_checkpointing)"
+            "memory ran out in an optimiser step, which was taken again; from now on activations are "
+            "computed again in the backward pass, about a third slower (learner.gradient_checkpointing)"
         )
         self._switch_on_checkpointing()
         return self._take_step(part, losses, lr)
