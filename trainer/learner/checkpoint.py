@@ -97,6 +97,8 @@ def written_aside(path: Path, known: Mapping[str, dict[str, Any]] | None = None)
         put_folder(aside, path, earlier=old)
         sync(path.parent)
         _remove(old)
+        # Of a process that was killed before it had removed its own.
+        remove_abandoned(path.parent, f"{ASIDE}{path.name}-", "-old")
     except OSError as e:
         raise CheckpointNotWritten(f"{path} cannot be written: {e}") from e
     finally:

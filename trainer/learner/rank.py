@@ -280,7 +280,8 @@ class LearnerRank(RankSteps):
                 "time/update_compute": time.monotonic() - began,
             }
         )
-        return RankUpdate(scores, steps, metrics)
+        told, self.told = tuple(self.told), []
+        return RankUpdate(scores, steps, metrics, told)
 
     def _step(
         self,
