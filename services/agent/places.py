@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from services.common.counting import counted
 from services.common.deadlines import within
 from services.common.errors import EnvironmentLacks
 
@@ -35,7 +36,7 @@ class Places:
         `wait_seconds`."""
         if self.taken >= self._running + self._waiting:
             raise EnvironmentLacks(
-                f"{self._running} questions run and {self._waiting} wait, the most that are accepted",
+                f"{counted(self._running, 'question')} in work and {self._waiting} waiting, the most that are accepted",
                 status=429,
             )
         self.taken += 1

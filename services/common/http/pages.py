@@ -10,13 +10,17 @@ from fastapi.responses import HTMLResponse, Response
 STATIC = Path(__file__).parent / "static"
 STYLE = f"<style>\n{(STATIC / 'shell.css').read_text(encoding='utf-8')}</style>"
 SCRIPT = f"<script data-alone>\n{(STATIC / 'shell.js').read_text(encoding='utf-8')}</script>"
+SERVICE = f"<script>\n{(STATIC / 'service.js').read_text(encoding='utf-8')}</script>"
 
 
 def shelled(page: Path) -> str:
     """A page of one file, with the look and the theme that all pages share written into it. It has
-    `<!--shell-->` before its own styles, `<!--theme-->` at its end, and a button `theme`."""
+    `<!--shell-->` before its own styles, `<!--theme-->` at its end, and a button `theme`; with `<!--service-->`
+    before its own scripts it can tell whether the service is ready."""
     text = page.read_text(encoding="utf-8")
-    return text.replace("<!--shell-->", STYLE).replace("<!--theme-->", SCRIPT)
+    for mark, part in (("<!--shell-->", STYLE), ("<!--theme-->", SCRIPT), ("<!--service-->", SERVICE)):
+        text = text.replace(mark, part)
+    return text
 
 
 LOGIN = shelled(STATIC / "login.html")
