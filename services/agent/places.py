@@ -35,9 +35,9 @@ class Places:
         """A place, once one is free. Raises EnvironmentLacks: 429 where too many wait already, 503 after
         `wait_seconds`."""
         if self.taken >= self._running + self._waiting:
+            running = counted(self._running, "question")
             raise EnvironmentLacks(
-                f"{counted(self._running, 'question')} in work and {self._waiting} waiting, the most that are accepted",
-                status=429,
+                f"{running} in work and {self._waiting} waiting, the most that are accepted", status=429
             )
         self.taken += 1
         try:

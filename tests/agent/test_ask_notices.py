@@ -1,5 +1,5 @@
-"""What the environment says between two turns where nothing was searched, such as the template's hint after an
-invalid one, stands on the page, in the interface and on the terminal alike; so does a start anew."""
+"""What the environment says between two turns where nothing was searched, such as the template's hint after
+an invalid one, stands on the page, in the interface and on the terminal alike; so does a start anew."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import chromium
 import pytest
 from chromium import CHROMIUM, browser  # noqa: F401
 from playwright.sync_api import expect

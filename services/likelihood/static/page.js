@@ -17,6 +17,7 @@
     view: U.readAddress(),
     smooth: 5,
     charts: [],
+    places: new Map(), // of the drawn runs among the colours
 
     async start() {
       U.theme.start(() => {
@@ -41,8 +42,10 @@
       if (!$("lead").hasChildNodes()) document.querySelector(".skip").setAttribute("href", "#charts");
       U.startOthers(this);
       U.startSamples();
-      await this.readRuns();
-      await this.select(source.preselected(this.list, this.view.runs), this.absent(this.view.runs));
+      await U.patiently(async () => {
+        await this.readRuns();
+        await this.select(source.preselected(this.list, this.view.runs), this.absent(this.view.runs));
+      }, lost);
       const longest = Math.max(0, ...this.selected.map((r) => r.series.step.length));
       if (longest && longest < 40 && this.view.smooth === null) {
         $("smooth").value = "1";
@@ -125,8 +128,13 @@
     },
 
     paint() {
-      const order = this.list.map((r) => r.run);
-      for (const run of this.loaded) run.colour = U.runColour(Math.max(0, order.indexOf(run.run)));
+      // A run keeps its colour for as long as it is drawn, whichever of them was written to last. One that comes gets a free one.
+      this.places = new Map([...this.places].filter(([name]) => this.loaded.some((r) => r.run === name)));
+      for (const run of this.loaded) {
+        const taken = [...this.places.values()];
+        if (!this.places.has(run.run)) this.places.set(run.run, Array.from({ length: MOST_RUNS }, (_, i) => i).find((i) => !taken.includes(i)) ?? 0);
+        run.colour = U.runColour(this.places.get(run.run));
+      }
     },
 
     toggle(name) {
@@ -164,6 +172,8 @@
 
     draw() {
       this.derive();
+      this.drawn = Boolean(this.turn);
+      this.drawKey();
       U.drawRuns(this.list, this.loaded);
       U.drawFirst(this.loaded);
       for (const group of this.charts) if (group.lead) this.drawGroup(group);
@@ -171,6 +181,13 @@
       U.tabs.draw(this.loaded);
       $("curve-hint").hidden = this.everyChart().every(({ figure }) => figure.hidden);
       U.drawPin(this.loaded);
+    },
+
+    // Whose the colours are, beside everything that has them.
+    drawKey() {
+      const runs = this.loaded.length > 1 ? this.loaded.filter((run) => run.run !== this.view.minus) : [];
+      $("run-key").hidden = !runs.length;
+      U.redraw($("run-key"), ...runs.map((run) => node("li", { title: U.titleOf(run) }, node("span", { class: "swatch", style: `background:${run.colour}` }), node("span", {}, U.titleOf(run)))));
     },
 
     drawCurves() {
@@ -267,6 +284,11 @@
     else element.textContent = `report of ${app.list.length} run${app.list.length === 1 ? "" : "s"}, ${steps.length ? `up to step ${Math.max(...steps)}` : "no step has ended"}`;
   }
 
+  function lost(line) {
+    $("status").className = "status lost";
+    $("status").textContent = line;
+  }
+
   function drawPhases(runs, [low, high]) {
     $("phases").hidden = !runs.some((r) => r.bands.length);
     const share = (step) => `${((Math.min(Math.max(step, low), high + 1) - low) / (high + 1 - low)) * 100}%`;
@@ -344,8 +366,5 @@
   U.tabs.add({ id: "curves", title: "Curves", panel: $("tab-curves"), draw: () => app.drawCurves() });
   U.tabs.list.unshift(U.tabs.list.pop());
   $("tabs").prepend($("tab-of-curves"));
-  app.start().catch((error) => {
-    $("status").className = "status lost";
-    $("status").textContent = U.refused(error);
-  });
+  app.start().catch((error) => lost(U.refused(error)));
 })();
