@@ -131,3 +131,21 @@ def test_the_colours_of_several_runs_are_told_at_the_top_and_stay(server, opened
     page.get_by_role("checkbox", name="three").click()
     expect(page.locator("#run-key")).to_be_hidden()  # of one run the lines have colours of their own
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_tab_of_a_service_that_was_started_on_another_store_names_the_run_that_is_gone(tmp_path, opened):
+    with serve_in_thread(ServeSettings(store=str(tmp_path / "first.db"), port=0)) as server:
+        post(server, "mine", 1)
+        page = opened(f"{server.url}/#runs=mine")
+        expect(page.locator("#first .doing")).to_contain_text("step 1")
+        port = int(server.url.rpartition(":")[2])
+    expect(page.locator("#status")).to_have_text("connection lost; trying again")
+    with serve_in_thread(ServeSettings(store=str(tmp_path / "second.db"), port=port)) as server:
+        post(server, "other", 1)
+        expect(page.locator("#no-such-run")).to_have_text(
+            "No run mine in this store. Choose one below.", timeout=20_000
+        )
+        expect(page.locator("#runs tbody tr")).to_contain_text(["other"])
+        expect(page.locator("#first .answers")).to_have_count(0)
+        page.get_by_role("checkbox", name="other").click()
+        expect(page.locator("#first .doing")).to_contain_text("step 1")

@@ -1,4 +1,5 @@
-"""All text of the pages can be read, in light and dark: a contrast of 4.5 at least (WCAG 1.4.3)."""
+"""All text of the pages can be read, in light and dark: a contrast of 4.5 at least (WCAG 1.4.3). On a phone a
+finger hits every control: 24 pixels (WCAG 2.5.8)."""
 
 from __future__ import annotations
 
@@ -33,6 +34,11 @@ PAGES = {
     "/no/such/page": "main",
     "/docs": "section h2",
 }
+
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+LOW = """() => [...document.querySelectorAll("button, input, select, summary, .top nav a")]
+    .filter((e) => e.checkVisibility() && e.getBoundingClientRect().height < 23.9)
+    .map((e) => `${e.tagName} ${e.className} ${e.textContent.slice(0, 30)}`)"""
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +88,26 @@ def test_the_pages_to_ask_in(browser, tmp_path, small_index, name, scheme):
         page.evaluate("say('it went wrong', true)")
         assert faint(page) == []
         chromium.closed_well(page)
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_finger_hits_the_controls_of_runs(url, browser, path):
+    page = browser.new_page(**PHONE)
+    page.goto(url + path)
+    page.locator(PAGES[path]).first.wait_for()
+    page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
+    assert page.evaluate(LOW) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.close()
+
+
+@pytest.mark.parametrize("name", ["agent", "retriever"])
+def test_a_finger_hits_the_controls_to_ask(browser, tmp_path, small_index, name):
+    with serving(name, tmp_path, small_index) as served:
+        page = browser.new_page(**PHONE)
+        page.goto(served.url)
+        page.locator("textarea, input[type=search]").first.fill("Mina Frost")
+        page.get_by_role("button", name="Ask" if name == "agent" else "Search").click()
+        expect(page.locator("#turns > li" if name == "agent" else "#results > li").first).to_be_visible()
+        assert page.evaluate(LOW) == []
+        page.close()

@@ -141,9 +141,11 @@
       return this.select(this.wanted.includes(name) ? this.wanted.filter((n) => n !== name) : [...this.wanted, name]);
     },
 
-    range() {
+    // The steps of what is drawn: those of a difference are the ones that both runs have.
+    range(runs = this.selected) {
       if (this.window) return this.window;
-      const steps = this.loaded.flatMap((r) => (r.series.step.length ? [r.series.step[0], r.last_step ?? r.series.step[r.series.step.length - 1]] : []));
+      const last = (r) => (runs === this.loaded ? r.last_step : null) ?? r.series.step[r.series.step.length - 1];
+      const steps = runs.flatMap((r) => (r.series.step.length ? [r.series.step[0], last(r)] : []));
       const [low, high] = [Math.min(...steps), Math.max(...steps)];
       return steps.length ? [low, Math.max(high, low + 1)] : [0, 1];
     },
@@ -191,9 +193,9 @@
     },
 
     drawCurves() {
-      drawPhases(this.loaded, this.range());
+      drawPhases(this.loaded, this.range(this.loaded));
       drawAlarms(this.loaded);
-      U.drawLanes(this.loaded, this.range());
+      U.drawLanes(this.loaded, this.range(this.loaded));
       drawEvents(this.loaded);
       drawDifferences(this.loaded);
       const known = new Set();
@@ -256,8 +258,10 @@
         this.rereading = null;
         try {
           await this.readRuns();
-          const names = [...this.wanted, ...this.missing].filter((n) => this.list.some((r) => r.run === n));
-          const missing = this.absent(this.missing); // such a run may have been made meanwhile
+          // A missing run may have been made meanwhile, and a drawn one be gone: deleted, or the service was started on another store.
+          const asked = [...this.wanted, ...this.missing];
+          const names = asked.filter((n) => this.list.some((r) => r.run === n));
+          const missing = this.absent(asked);
           await this.select(names.length || missing.length ? names : source.preselected(this.list, []), missing);
         } catch {
           status(true);
