@@ -29,7 +29,7 @@ FAINT = """() => {
     const words = text.textContent.trim();
     if (!words || ["SCRIPT", "STYLE", "OPTION"].includes(element.tagName)) continue;
     if (!element.checkVisibility({ visibilityProperty: true, opacityProperty: true })) continue;
-    if (element.matches(".step-link:not([href])") || element.closest("[disabled]")) continue;
+    if (element.matches(".step-link:not([href])") || element.closest("[disabled], .disabled")) continue;
     const style = getComputedStyle(element);
     const ground = behind(element);
     const [high, low] = [light(over(parsed(style.color), ground)), light(ground)].sort((a, b) => b - a);
