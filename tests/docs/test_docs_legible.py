@@ -1,4 +1,4 @@
-"""The text of the site, its bar too, can be read (a contrast of 4.5); an address without a page has a way on."""
+"""The text of the site, its bar too, can be read (a contrast of 4.5); a wrong address has a way on."""
 
 from __future__ import annotations
 
