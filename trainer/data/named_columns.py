@@ -8,12 +8,12 @@ from pathlib import Path
 from trainer.config.data_settings import DataSettings
 from trainer.data import models
 from trainer.data.columns import Keys
-from trainer.data.questions import NO_KEYS, Questions, load_questions
+from trainer.data.questions import Questions, load_questions
 
 
 def named_in(data: DataSettings) -> Keys:
     """All columns that a configuration names."""
-    return Keys(data.question_key, data.answer_key, data.source_key, data.id_key)
+    return Keys(data.question_key, data.answer_key, data.source_key, data.id_key, data.null_is_empty)
 
 
 def keys_of(data: DataSettings, file: str | Path) -> Keys:
@@ -21,7 +21,7 @@ def keys_of(data: DataSettings, file: str | Path) -> Keys:
     column counts where the file has it; one that neither it nor the other of them has is a mistake. Raises
     UserError. file: as it is given, or where it lies."""
     keys = named_in(data)
-    if keys == NO_KEYS or not Path(file).exists():
+    if not keys or not Path(file).exists():
         return keys
     other = data.eval if str(file) == data.train else data.train
     counting = keys.beside(file, other) if other and Path(other).exists() else keys
