@@ -10,10 +10,7 @@ from retriever_service.index_folder.corpus import Passage
 from retriever_service.index_folder.keys import title_and_text
 from retriever_service.index_folder.passages import no_value_in
 from services.common.counting import SHOWN_LEFT_OUT, counted
-from services.common.records.columns import SUCH_AS
-
-NULL_IS_EMPTY = "--null-is-empty (of a run: {}.null_is_empty) takes such cells for empty"
-"""With the section of a run's configuration."""
+from services.common.records.columns import NULL_IS_EMPTY, SUCH_AS
 
 
 @dataclass

@@ -114,9 +114,11 @@ class Scanner:
             remarks = Remarks(**state.remarks)
             passages = self._passages(state.position) if self._passages else self._read(skipped)
             while chunk := list(islice(passages, self._taken)):
-                for passage in chunk if self._passages is None else ():
-                    remarks.see(passage, f"{self.corpus}, {self._unit}")
-                state.remarks = asdict(remarks)
+                if self._passages is None:
+                    where = f"{self.corpus}, {self._unit}"
+                    for passage in chunk:
+                        remarks.see(passage, where)
+                    state.remarks = asdict(remarks)
                 self._write(chunk)
                 state.line = chunk[-1].line
                 state.position = chunk[-1].end

@@ -13,7 +13,7 @@ from retriever_service.addresses import check_address
 from retriever_service.cli import IdKey, NullIsEmpty, TextKey, TitleKey
 from retriever_service.index_folder.keys import NO_KEYS as NO_CORPUS_KEYS
 from retriever_service.index_folder.keys import CorpusKeys
-from retriever_service.index_folder.remarks import NULL_IS_EMPTY, no_value_said, placed_said
+from retriever_service.index_folder.remarks import no_value_said, placed_said
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
@@ -21,6 +21,7 @@ from services.common.loading.user_code import is_import_path
 from services.common.printing.commands import typed
 from services.common.printing.completed import kept_in
 from services.common.printing.help_pages import CORPUS, INDEX
+from services.common.records.columns import NULL_IS_EMPTY
 from services.common.users_files import refuse_to_lose, refuse_to_replace
 from trainer.config.schema import load_config
 from trainer.data.checks.overlap import twins
@@ -261,7 +262,8 @@ def _of_questions(data: str, held_out: str | None, keys: Keys) -> list[str]:
         same = sum(twin.similarity == 1 for twin in twins(held_out, data, keys=keys))
         if same:
             of = counted(same, "held-out question stands", "held-out questions stand")
-            lines.append(f"note: {of} in {data} too: {validating(held_out, data, **keys.given)}")
+            command = validating(held_out, data, null_is_empty=keys.null_is_empty, **keys.given)
+            lines.append(f"note: {of} in {data} too: {command}")
     return lines
 
 

@@ -26,7 +26,7 @@ from services.common.printing.console import Console
 from services.common.printing.harmless import harmless
 from services.common.printing.help_pages import INDEX
 from services.common.progress import progress_on
-from services.common.records.columns import SUCH_AS
+from services.common.records.columns import NULL_IS_EMPTY, SUCH_AS
 from services.common.users_files import one_out, refuse_to_replace
 from services.contracts import Question
 from trainer.config.schema import Config, load_config
@@ -201,7 +201,7 @@ def _validate_corpus(path: Path, told: dict[str, Any], keys: CorpusKeys = NO_COR
         typer.echo(remarks.placed_said(report.no_id))
     if report.no_value:
         said = remarks.no_value_said(report.no_value)
-        typer.echo(f"{said}; {remarks.NULL_IS_EMPTY.format('retriever')}")
+        typer.echo(f"{said}; {NULL_IS_EMPTY.format('retriever')}")
     for count, what in (
         (report.empty, ("passage is empty", "passages are empty")),
         (report.odd, (f"passage looks {ODDLY}", f"passages look {ODDLY}")),

@@ -37,9 +37,12 @@ def questions_in(data: DataSettings, file: str, *, first: int | None = None) -> 
     return load_questions(found, skip_bad=data.skip_bad, first=first, keys=keys)
 
 
-def validating(file: str, against: str | None = None, **keys: str | None) -> str:
+def validating(file: str, against: str | None = None, **keys: str | bool | None) -> str:
     """The command that lists what is wrong with a file, for messages. keys: columns by the options that name
-    them, such as `question`."""
+    them, such as `question`, and `null_is_empty`."""
     words = ["unspiral", "data", "validate", file, *(["--against", against] if against else [])]
-    words += [word for name, column in keys.items() if column for word in (f"--{name}-key", column)]
+    for name, column in keys.items():
+        if isinstance(column, str) and column:
+            words += [f"--{name}-key", column]
+    words += ["--null-is-empty"] if keys.get("null_is_empty") else []
     return shlex.join(words)

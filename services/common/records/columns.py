@@ -17,6 +17,8 @@ NO_VALUE = {"null", "nan", "none", "n/a", "#n/a", "<na>", "-", "--"}
 """What tables hold where there is nothing, in small letters. Each may be meant: an answer may be None."""
 SUCH_AS = "NULL, nan, None, N/A or -"
 """Some of these, for messages."""
+NULL_IS_EMPTY = "--null-is-empty (of a run: {}.null_is_empty) takes such cells for empty"
+"""For messages, with the section of a run's configuration."""
 _APART = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\s.-]+")
 
 

@@ -79,7 +79,7 @@ def _questions_of(config: Config, key: str, value: str) -> Finding:
         return report
     bad, rows = len(report.problems), len(report.problems) + report.good
     seen = f"{value}: {counted(report.good, 'question')} {_read(rows)}"
-    command = validating(value, **named_in(config.data).given)
+    command = validating(value, null_is_empty=config.data.null_is_empty, **named_in(config.data).given)
     lists = f"{command} lists all"
     notes = []
     if report.contradicting:
@@ -130,7 +130,7 @@ def _corpus_of(key: str, searched: RetrieverSettings) -> Finding:
         notes.append(placed_said(report.no_id))
     if report.no_value:
         notes.append(no_value_said(report.no_value))
-    lists = f"{validating(corpus, **keys.given)} lists all"
+    lists = f"{validating(corpus, null_is_empty=keys.null_is_empty, **keys.given)} lists all"
     if not told:
         if not notes:
             return Finding(f"{key}.corpus", "good", seen)

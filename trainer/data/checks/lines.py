@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from retriever_service.index_folder.remarks import NULL_IS_EMPTY
 from services.common.counting import counted
 from services.common.printing.harmless import harmless
-from services.common.records.columns import SUCH_AS, plain_name
+from services.common.records.columns import NULL_IS_EMPTY, SUCH_AS, plain_name
 from trainer.data.columns import Keys
 from trainer.data.questions import Report
 
