@@ -119,14 +119,8 @@ def test_small_pieces_and_a_small_memory_budget_give_the_same_index(tmp_path, mo
     [
         ("{not json", "not JSON"),
         ('["a"]', "a list instead of an object"),
-        (
-            '{"id": [1], "contents": "x"}',
-            "expected `id`: a string that is not empty, or an integer, got a list",
-        ),
-        (
-            '{"id": 1.5, "contents": "x"}',
-            "expected `id`: a string that is not empty, or an integer, got a numb",
-        ),
+        ('{"id": [1], "contents": "x"}', "not empty, or an integer, got a list"),
+        ('{"id": 1.5, "contents": "x"}', "not empty, or an integer, got a numb"),
         ('{"id": "7"}', 'no "contents"'),
         ('{"id": "7", "contents": 3}', "expected `contents`: a string, got a number"),
         ('{"id": "7", "text": ""}', "`text` is empty; expected {"),
