@@ -59,7 +59,7 @@ def check_retrievers(config: Config) -> None:
 
 def keys_of(settings: RetrieverSettings) -> CorpusKeys:
     """Columns of the corpus that the configuration names."""
-    return CorpusKeys(settings.text_key, settings.title_key, settings.id_key)
+    return CorpusKeys(settings.text_key, settings.title_key, settings.id_key, settings.null_is_empty)
 
 
 def check_corpus(key: str, settings: RetrieverSettings) -> None:
