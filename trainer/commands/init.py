@@ -19,7 +19,7 @@ from services.common.files import write_atomically
 from services.common.loading.user_code import is_import_path
 from services.common.printing.commands import typed
 from services.common.printing.completed import kept_in
-from services.common.printing.help_pages import CORPUS, INDEX
+from services.common.printing.help_pages import CORPUS, INDEX, REPLACES
 from services.common.users_files import refuse_to_lose, refuse_to_replace
 from trainer.config.schema import load_config
 from trainer.data.checks.overlap import twins
@@ -178,7 +178,7 @@ def init(
     title_key: TitleKey = None,
     id_key: IdKey = None,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("unspiral.yaml"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help=REPLACES)] = False,
 ) -> None:
     """Write a commented configuration that fits the machine, the model and your data, whose rows are read
     first."""
