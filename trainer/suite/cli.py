@@ -17,7 +17,7 @@ from services.common.printing.harmless import in_one_line
 from services.common.printing.help_pages import REPLACES
 from services.common.users_files import refuse_no_file, refuse_to_lose, refuse_to_replace
 from trainer.suite.compare import compare
-from trainer.suite.finished import load, load_result
+from trainer.suite.finished import kept_evaluations, kept_suites, load, load_result
 from trainer.suite.result import RESULT_FILE
 from trainer.suite.rows import ANSWERS_FILE, METRICS
 from trainer.suite.sets import TITLES, in_order
@@ -36,6 +36,7 @@ def compare_command(
         list[Path],
         typer.Argument(
             metavar="EVALUATION",
+            autocompletion=kept_evaluations,
             help="Folders of `eval --suite`, or answers that `eval` has kept: NAME.answers.jsonl, or a "
             "folder with answers.jsonl. Each is compared with the first.",
         ),
@@ -71,7 +72,7 @@ def compare_command(
 def page_command(
     results: Annotated[
         list[Path],
-        typer.Argument(metavar="EVALUATION", help="Folders of `eval --suite`."),
+        typer.Argument(metavar="EVALUATION", autocompletion=kept_suites, help="Folders of `eval --suite`."),
     ],
     out: Annotated[
         Path | None,
