@@ -88,6 +88,8 @@ def train(
 ) -> None:
     """Train a policy. The run's files go to run.dir/run.name."""
     refuse_run("--resume", overrides or [])
+    if allow_changed and resume is None:
+        raise UserError("--allow-changed: goes with --resume latest or --resume PATH")
     settings = load_config(config, overrides or [])
     try:
         with looked_for(config, settings):
