@@ -11,8 +11,8 @@ With --beside further engines run with other arguments of vLLM, and take turns w
 
 The end of a round belongs to its longest trajectories, so a rate over whole rounds says little about a
 worker that always has work. With --in-flight a new trajectory begins whenever one ends, and `steady` is the
-rate while all places are taken: tokens of the trajectories that end after as many as there are places, and
-before the last one begins. The barrier takes as many at a time, one batch after the other.
+rate while all places are taken, until the last one begins. The barrier takes as many at a time, one batch
+after the other.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, null
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.gpu.retriever import served
-from benchmarks.gpu.watch import BusyShare, Profile, busiest
+from benchmarks.gpu.watch import BusyShare, Profile, busiest, seconds_of
 from services.contracts import Question, Trajectory, TrajectoryRequest
 from services.rollout.engines import vllm_engine
 from services.rollout.worker.worker import RolloutWorker
@@ -235,7 +233,7 @@ def front_end(marks: dict[str, bool]) -> Iterator[None]:
 
 def engine_seconds(worker: RolloutWorker) -> float:
     """Processor time of the engine's processes so far."""
-    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in worker.engine_pids())
+    return sum(map(seconds_of, worker.engine_pids()))
 
 
 async def _round(
@@ -282,16 +280,15 @@ def tokens_of(trajectory: Trajectory) -> int:
 
 
 class Steady:
-    """Trajectories of which so many are in flight at a time, and the rate while all places are taken."""
+    """Trajectories of which so many are in flight at a time, and the rate while all places are taken: from
+    the moment when the last place is taken until the last trajectory begins. A trajectory that lives on both
+    sides of an edge counts by the share of its life within, as if its tokens came evenly."""
 
     def __init__(self, count: int, places: int) -> None:
         self._count = count
         self._places = places
-        self._begun = 0
-        self._ended = 0
-        self._tokens = 0
-        self._began_at = 0.0
-        self._seconds = 0.0
+        self._began: list[float] = []
+        self._lives: list[tuple[float, float, int]] = []
         self._busy = BusyShare()
 
     async def run(self, worker: RolloutWorker, batch: list[TrajectoryRequest]) -> list[Trajectory]:
@@ -299,26 +296,30 @@ class Steady:
 
         async def one(request: TrajectoryRequest) -> Trajectory:
             async with places:
-                self._begun += 1
-                if self._begun == self._count and self._began_at:
-                    self._seconds = time.perf_counter() - self._began_at
+                began = time.perf_counter()
+                self._began.append(began)
+                if len(self._began) == self._places < self._count:
+                    self._busy.__enter__()
+                if len(self._began) == self._count > self._places:
                     self._busy.__exit__()
                 trajectory = await worker.rollout(request)
-                self._ended += 1
-                if self._began_at and not self._seconds:
-                    self._tokens += tokens_of(trajectory)
-                if self._ended == self._places and self._begun < self._count:
-                    self._began_at = time.perf_counter()
-                    self._busy.__enter__()
+                self._lives.append((began, time.perf_counter(), tokens_of(trajectory)))
                 return trajectory
 
         return list(await asyncio.gather(*map(one, batch)))
 
     def numbers(self) -> dict[str, float | None]:
         """Empty where the places were never all taken for long enough."""
-        if not self._seconds:
+        if self._count <= self._places:
             return {}
-        return {"steady_tokens_per_s": self._tokens / self._seconds, "steady_busy": self._busy.mean}
+        first, last = self._began[self._places - 1], self._began[-1]
+        if last <= first:
+            return {}
+        within = sum(
+            tokens * max(0.0, min(end, last) - max(began, first)) / (end - began)
+            for began, end, tokens in self._lives
+        )
+        return {"steady_tokens_per_s": within / (last - first), "steady_busy": self._busy.mean}
 
 
 def is_way(name: str, more: Iterable[str] = ()) -> bool:

@@ -148,8 +148,9 @@ def shares(stacks: str) -> dict[str, float]:
     for line in stacks.splitlines():
         stack, _, times = line.rpartition(" ")
         for frame in reversed(stack.split(";")):
-            # `schedule (vllm/v1/core/sched/scheduler.py:805)`
+            # `schedule (vllm/v1/core/sched/scheduler.py:805)`, from Python 3.11 on `Scheduler.schedule (...)`
             name, _, place = frame.partition(" (")
+            name = name.rpartition(".")[2]
             part = part_of.get(f"{name} {place.partition(':')[0].rpartition('/')[2]}")
             if part is not None:
                 break
@@ -158,7 +159,15 @@ def shares(stacks: str) -> dict[str, float]:
     return {part: n / total for part, n in seen.most_common()}
 
 
+def seconds_of(pid: int) -> float:
+    """Processor time of a process so far; none of one that has ended, as a compiler that an engine calls."""
+    try:
+        return sum(psutil.Process(pid).cpu_times()[:2])
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
 def busiest(pids: Sequence[int]) -> int | None:
     """The process that has computed for the longest: beside an engine's runs Python's tracker of shared
     memory. None of none."""
-    return max(pids, key=lambda pid: sum(psutil.Process(pid).cpu_times()[:2]), default=None)
+    return max(pids, key=seconds_of, default=None)

@@ -153,9 +153,8 @@ def test_the_page_has_each_way_of_rolling_out(name, rows):
     measured = result(f"rollout_{name}")
     for said, way in rows.items():
         (row,) = measured[way]
-        steady = f"{row['steady_tokens_per_s']:,.0f}" if "steady_tokens_per_s" in row else ""
         assert (
-            f"| {said} | {row['tokens_per_s']:,.0f} | {steady} | {row['us_per_token']:.1f} us | "
+            f"| {said} | {row['tokens_per_s']:,.0f} | {row['us_per_token']:.1f} us | "
             f"{row['engine_us_per_token']:.0f} us | {100 * row['busy']:.0f} % |"
         ) in PAGE
         cores = row["engine_us_per_token"] * row["tokens_per_s"] / 1e6
@@ -166,3 +165,52 @@ def test_the_page_has_the_steps_in_turns():
     steps = result("turns_0.5b")["results"]
     seconds, rates = ([row[k] for row in steps] for k in ("seconds_per_step", "tokens_per_s"))
     assert f"{min(seconds)} to {max(seconds)} s, with {min(rates):,} to {max(rates):,} tokens/s" in PAGE
+
+
+def idle(name):
+    return json.loads((ROOT / f"benchmarks/results/gpu/rollout_{name}_idle.json").read_text())
+
+
+ROWS = {
+    "| `full` | ours |": ("plain_full", "asynchronous, 256 in flight"),
+    "| `full` | vLLM's own front end |": ("plain_full", "vLLM's own front end, 256 in flight"),
+    "| `full` | ids and numbers, each token sent |": ("plain_full", "each token sent, 256 in flight"),
+    "| `full` | ours, 1,024 answers, 512 at a time |": ("plain_full", "asynchronous, 512 in flight"),
+    "| `graphs` | ours |": ("plain_graphs", "asynchronous, 256 in flight"),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_page_has_the_rollouts_of_a_host_without_other_work(row):
+    file, name = ROWS[row]
+    (one,) = idle(file)[name]
+    assert (
+        f"{row} {one['tokens_per_s']:,.0f} | {one['us_per_token']:.1f} us "
+        f"| {one['engine_us_per_token']:.0f} us | {100 * one['busy']:.0f} % |"
+    ) in PAGE
+
+
+def test_the_page_has_the_parts_of_the_engines_process():
+    plain, searches = (idle(f"{name}_graphs") for name in ("plain", "searches"))
+    rest = {"other", "wait for the model", "model, one graph"}
+    for part, us in plain["engine_us_by_part"].items():
+        named = {
+            "model, no graph": "model, launched without a graph",
+            "tokens held back": "tokens held back (ours)",
+        }
+        beside = searches["engine_us_by_part"][part]
+        if part not in rest:
+            assert f"| {named.get(part, part)} | {short(us, 1)} us | {short(beside, 1)} us |" in PAGE
+    other = [sum(d["engine_us_by_part"][part] for part in rest) for d in (plain, searches)]
+    assert f"| other, and waits | {other[0]:.1f} us | {other[1]:.1f} us |" in PAGE
+    for found in (plain, searches):
+        (under,) = found["profiled"]
+        assert f"{under['tokens_per_s']:,.0f}" in PAGE
+        assert sum(found["engine_us_by_part"].values()) == pytest.approx(
+            under["engine_us_per_token"], rel=1e-3
+        )
+    (one,) = searches["asynchronous, 256 in flight"]
+    assert (
+        f"{one['tokens_per_s']:,.0f} tokens/s, {one['us_per_token']:.0f} us per token in the worker's "
+        f"process and {one['engine_us_per_token']:.0f} in the engine's, GPU busy {100 * one['busy']:.0f} %"
+    ) in PAGE

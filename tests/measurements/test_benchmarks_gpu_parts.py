@@ -64,6 +64,10 @@ def test_a_sample_of_the_engine_belongs_to_the_innermost_part():
     stacks = f"{core};{scheduler} 5\n{core};{scheduler};{hashed} 3\nsample (elsewhere.py:1) 2\n"
     assert gpu_watch.shares(stacks) == {"scheduler": 0.5, "prefix cache": 0.3, "other": 0.2}
     assert gpu_watch.shares("") == {}
+    named = stacks.replace("schedule (", "Scheduler.schedule (").replace(
+        "get_comp", "KVCacheManager.get_comp"
+    )
+    assert gpu_watch.shares(named) == gpu_watch.shares(stacks)
 
 
 def test_the_parts_of_the_engine_are_functions_of_this_vllm():
@@ -101,6 +105,7 @@ def test_the_busiest_process_is_looked_at():
         for process in both:
             process.communicate(timeout=30)
     assert gpu_watch.busiest([]) is None
+    assert gpu_watch.seconds_of(both[1].pid) == 0.0  # it has ended
 
 
 def test_an_engine_beside_the_first_has_a_name_and_arguments():
@@ -321,7 +326,7 @@ def test_a_loss_counts_only_where_a_sync_was_broken():
     assert blow is None and shares == list(striking.SHARES) == sorted(shares, reverse=True)
 
 
-async def test_the_steady_rate_counts_what_ends_while_all_places_are_taken(monkeypatch):
+async def test_the_steady_rate_counts_tokens_while_all_places_are_taken(monkeypatch):
     """Trajectories end in the order in which they began, each as the clock ticks once."""
     clock = SimpleNamespace(now=100.0, done=[])
     monkeypatch.setattr(gpu_rollout.time, "perf_counter", lambda: clock.now)
@@ -341,8 +346,10 @@ async def test_the_steady_rate_counts_what_ends_while_all_places_are_taken(monke
     steady = gpu_rollout.Steady(12, 3)
     done = await asyncio.wait_for(steady.run(Worker(), list(range(12))), 30)
     assert len(done) == 12
-    # The first three end before it begins; the last, the twelfth, begins when the ninth has ended.
-    assert steady.numbers()["steady_tokens_per_s"] == sum(10 + i for i in range(3, 9)) / 6
+    # The last, the twelfth, begins when the ninth has ended, after nine ticks. The tenth has had two of its
+    # three by then, and the eleventh one.
+    within = sum(10 + i for i in range(9)) + 19 * 2 / 3 + 20 / 3
+    assert steady.numbers()["steady_tokens_per_s"] == pytest.approx(within / 9)
     all_at_once = gpu_rollout.Steady(3, 3)
     clock.done.clear()
     await asyncio.wait_for(all_at_once.run(Worker(), list(range(3))), 30)

@@ -15,6 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from services.common.errors import UserError
 from services.rollout.engines import vllm_engine
+from services.rollout.engines.base import GenerateCall
+from services.rollout.engines.vllm_scoring import scoring_requests
 from services.settings import RolloutSettings
 from trainer.config.schema import parse_config
 
@@ -157,6 +159,13 @@ def test_log_probs_are_those_of_the_sampled_tokens_to_the_bit():
     by_rank = LogprobsLists(np.array([[4, 9]]), np.array([[-0.1, -2.5]], np.float32), np.ones(1, np.int64))
     kept.update_from_output(SimpleNamespace(new_token_ids=[9], new_logprobs=by_rank))
     assert kept.logprobs[-1] == -2.5
+
+
+def test_no_request_has_its_parameters_copied_deeply():
+    call = GenerateCall("r", [1, 2], max_tokens=4, temperature=1.0, stop=STOPS, seed=None)
+    scored = [params for _, params in scoring_requests([1, 2, 3], 0.5)]
+    for params in (vllm_engine._sampling(call), *scored):
+        assert params.clone().stop is params.stop
 
 
 def test_a_vllm_with_another_output_processor_fails_loudly(monkeypatch):

@@ -139,6 +139,7 @@ def _sampling(call: GenerateCall) -> Any:
         logprobs=0,  # the sampled token's own, and no other
         flat_logprobs=True,
         extra_args=dict(IDS_ONLY),
+        skip_clone=True,  # made for this call alone: vLLM would copy it deeply, in the thread of all requests
         output_kind=RequestOutputKind.CUMULATIVE if call.on_tokens else RequestOutputKind.FINAL_ONLY,
     )
 

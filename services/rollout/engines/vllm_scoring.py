@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 
@@ -10,17 +11,11 @@ def scoring_requests(row: list[int], temperature: float) -> list[tuple[list[int]
     asked for by itself, through the sampler's own path (the prefix cache holds the rest)."""
     from vllm import SamplingParams
 
+    # Each request's own, so vLLM need not copy it.
+    asked = partial(SamplingParams, max_tokens=1, detokenize=False, skip_clone=True)
     if temperature == 1.0:
-        return [(row, SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False))]
-    return [
-        (
-            row[:t],
-            SamplingParams(
-                max_tokens=1, temperature=temperature, logprob_token_ids=[row[t]], detokenize=False
-            ),
-        )
-        for t in range(1, len(row))
-    ]
+        return [(row, asked(temperature=1.0, prompt_logprobs=0))]
+    return [(row[:t], asked(temperature=temperature, logprob_token_ids=[row[t]])) for t in range(1, len(row))]
 
 
 def scores(row: list[int], temperature: float, outputs: list[Any]) -> list[float]:
