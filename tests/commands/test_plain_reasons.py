@@ -1,10 +1,14 @@
 """What a library or Python says of a mistake is told in words for people."""
 
 import errno
+import os
+import subprocess
+import sys
 
 import httpx
 import pytest
 from command_line import run  # noqa: F401
+from places import ROOT
 
 from services.common.printing.messages import said_by
 
@@ -87,6 +91,17 @@ def test_a_key_that_may_change_needs_a_run_to_go_on_with(run, place):
 def test_words_that_are_no_question(run, place, words, said):
     status, out, err = run(*words)
     assert (status, out, err.count("\n")) == (2, "", 1) and err.startswith(f"unspiral: {said}"), err
+
+
+@pytest.mark.parametrize("words", [("--help",), ("config", "schema"), ("--version",)], ids=" ".join)
+def test_an_output_that_nobody_reads_on(words):
+    """As behind `| head -1`: no word on standard error, and the status that a shell gives it."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "trainer", *words]
+    done = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, cwd=ROOT, timeout=120)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize(
