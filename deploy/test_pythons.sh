@@ -54,7 +54,7 @@ done
 [ -z "${RESOLVE_ONLY:-}" ] || exit 0
 
 mkdir "$work/tree"
-cp -r pyproject.toml README.md LICENSE retriever_service services trainer "$work/tree"
+cp -r pyproject.toml README.md LICENSE retriever_service services trainer unspiral_command "$work/tree"
 "$uv" build --quiet --wheel --out-dir "$work/wheel" "$work/tree"
 wheel=$(ls "$work"/wheel/unspiral-*.whl)
 say "$(basename "$wheel"), $(($(stat -c %s "$wheel") / 1000)) kB"

@@ -25,6 +25,7 @@ from services.common.printing.completed import kept_in, one_of
 from services.common.printing.console import Console
 from services.common.printing.help_pages import CORPUS, INDEX
 from services.common.progress import progress_on
+from services.common.records.columns import SUCH_AS
 
 index_app = typer.Typer(help="Build, inspect and search indexes.", no_args_is_help=True)
 _out = Console()
@@ -32,6 +33,8 @@ _err = Console(stderr=True)
 
 if TYPE_CHECKING:
     from retriever_service import client
+    from retriever_service.index_folder import remarks
+    from retriever_service.index_folder.remarks import Remarks
     from retriever_service.indexing import build as building
     from retriever_service.indexing import changes as changing
     from retriever_service.indexing import convert as converting
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 else:  # FastAPI, numba and httpx take seconds, which `unspiral --help` need not wait for
     backends = LazyModule("retriever_service.search.backends")
     client = LazyModule("retriever_service.client")
+    remarks = LazyModule("retriever_service.index_folder.remarks")
     remote = LazyModule("retriever_service.search.remote")
     building = LazyModule("retriever_service.indexing.build")
     changing = LazyModule("retriever_service.indexing.changes")
@@ -58,6 +62,12 @@ def _report(out: Path, info: IndexInfo, *, left_out: bool = True) -> None:
     if left_out:
         for text in left_out_lines(info.skipped, LEFT_OUT, info.skipped_reasons, one="line"):
             _err.print(text, markup=False, soft_wrap=True)
+
+
+def _say(found: Remarks) -> None:
+    """What is better known of the passages of an index that was made just now."""
+    for text in found.lines():
+        _err.print(text, markup=False, soft_wrap=True)
 
 
 def one_index(command: str, positional: str | None, option: str | None) -> str:
@@ -148,6 +158,9 @@ TextKey = Annotated[
 TitleKey = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Column of the title, which is put before the text.")
 ]
+NullIsEmpty = Annotated[
+    bool, typer.Option("--null-is-empty", help=f"Take cells such as {SUCH_AS} for empty.")
+]
 IdKey = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the passages' ids.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace another index in the folder.")]
 Topk = Annotated[int, typer.Option(min=1, help="Most passages to show.")]
@@ -166,6 +179,7 @@ def build(
     text_key: TextKey = None,
     title_key: TitleKey = None,
     id_key: IdKey = None,
+    null_is_empty: NullIsEmpty = False,
     language: Annotated[
         str,
         typer.Option(
@@ -202,18 +216,22 @@ def build(
     (given,) = in_order("index build", [place], corpus=corpus)
     file = hub.local_file("--corpus", given, _err.print)
     before = stamp_of(out)
+    found = remarks.Remarks()
     with progress_on(_err) as tell:
         info = building.build_index(
-            file, out, backend=backend, skip_bad=skip_bad, keys=CorpusKeys(text_key, title_key, id_key),
+            file, out, backend=backend, skip_bad=skip_bad,
+            keys=CorpusKeys(text_key, title_key, id_key, null_is_empty),
             language=language, stem=stem,
             stop_words=stop_words, k1=k1, b=b, postings=postings, model=model, family=family,
             vector_type=vector_type, nprobe=nprobe, ef_search=ef_search, encoder_dtype=encoder_dtype,
             encoders=encoders, overwrite=overwrite, progress=tell,
+            remarks=found,
         )  # fmt: skip
     if before is not None and before == stamp_of(out):
         text = f"{out}: is the index of this corpus with these settings already; kept as it is"
         _err.print(text, markup=False, soft_wrap=True)
     _report(out, info)
+    _say(found)
 
 
 @index_app.command("add")
@@ -230,12 +248,14 @@ def add(
     folder = Path(name)
     file = hub.local_file("--corpus", given, _err.print)
     before = stamp_of(folder)
+    found = remarks.Remarks()
     with progress_on(_err) as tell:
-        info = changing.add_to_index(folder, file, skip_bad=skip_bad, progress=tell)
+        info = changing.add_to_index(folder, file, skip_bad=skip_bad, progress=tell, remarks=found)
     if before == stamp_of(folder):
         text = f"{folder}: has the id of every passage of {file} already; kept as it is"
         _err.print(text, markup=False, soft_wrap=True)
     _report(folder, info)
+    _say(found)
 
 
 @index_app.command("delete")

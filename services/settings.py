@@ -65,6 +65,9 @@ class RetrieverSettings(Settings):
     skip_bad: bool = False
     """Leave out malformed lines of `corpus`, and lines with the id of an earlier one, and count them. By
     default the first one is an error."""
+    null_is_empty: bool = False
+    """Take cells of `corpus` such as NULL, nan, None, N/A or - for empty: such a text makes its line
+    malformed, and such a title or id is none."""
     text_key: str | None = None
     """Column of `corpus` that holds the text, if it has a name of its own; `meta.text` is a key in a
     column."""

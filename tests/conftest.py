@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import inspect
 import os
 import secrets
 import shutil
@@ -12,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import settings
 
@@ -35,6 +37,11 @@ if shutil.which("unspiral") is None:
     command.chmod(0o755)
     atexit.register(shutil.rmtree, command.parent)
     os.environ["PATH"] += f"{os.pathsep}{command.parent}"
+
+# A test that names no limit of its own waits a minute for an answer: the five seconds of httpx are soon over
+# on two busy cores. All its functions share this one object.
+for part in ("connect", "read", "write", "pool"):
+    setattr(inspect.signature(httpx.get).parameters["timeout"].default, part, 60.0)
 
 # The same examples in each run: what they find is found by everybody, and at once.
 settings.register_profile("same", derandomize=True, deadline=None)

@@ -6,6 +6,9 @@ import logging
 import os
 from dataclasses import dataclass
 
+from unspiral_health import needs_torch  # noqa: F401
+
+# isort: split
 import torch
 from torch import Tensor
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from benchmarks.gpu.shapes import SHAPES, qwen2_config
 from services.contracts import TokenBatch, TrainBatch
 from trainer.config.schema import Config, parse_config
+from trainer.learner import zero
 from trainer.learner.batches.micro_batches import MicroBatch, Rows
 from trainer.learner.model.policy import PolicyModel, prepare_policy
 from trainer.learner.objective import Objective
@@ -209,6 +210,7 @@ def run(args: Any) -> dict[str, Any]:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             print(name, json.dumps(out[name]), f"[{time.monotonic() - began:.0f} s]", flush=True)
+    zero.leave_distributed()
     if "seconds" in out.get("plain", {}) and "seconds" in out.get("packed", {}):
         for name in VARIANTS:
             if "seconds" in out.get(name, {}):
@@ -237,7 +239,7 @@ def _variant(
         result = {"setup_seconds": setup} | measure(rank, batch, args.repeats, llds_cost=name == "packed")
         return result | {"measure_seconds": time.monotonic() - began}
     finally:
-        rank.engine.engine.destroy()  # also after a failure: the next variant needs the memory
+        rank.engine.close()  # also after a failure: the next variant needs the memory
 
 
 def arguments(parser: Any) -> None:

@@ -41,6 +41,7 @@ WORKDIR /app
 COPY retriever_service retriever_service
 COPY services services
 COPY trainer trainer
+COPY unspiral_command unspiral_command
 COPY examples examples
 COPY deploy/ray deploy/ray
 RUN python -m compileall -q /app

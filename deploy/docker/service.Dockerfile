@@ -32,6 +32,7 @@ WORKDIR /app
 COPY retriever_service retriever_service
 COPY services services
 COPY trainer trainer
+COPY unspiral_command unspiral_command
 COPY deploy/docker/build_index.py deploy/docker/build_index.py
 RUN python -m compileall -q /app
 USER 10001

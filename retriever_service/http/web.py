@@ -36,6 +36,7 @@ from services.common.http.bodies import Room, declared_size
 from services.common.http.faults import allowed_methods
 from services.common.http.gate import HEALTH, Gate
 from services.common.http.heads import HeadAsGet
+from services.common.http.pages import no_such_page
 from services.common.http.stopping import AnswerWhenStopped
 from services.common.printing.messages import said
 
@@ -201,6 +202,9 @@ def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
+        if page := no_such_page(request, error):
+            counted(request, 404, b"")
+            return page
         detail = str(error.detail)
         if error.status_code in (404, 405):
             detail = f"{request.method} {request.scope['path']}: {detail}; /docs lists the routes"

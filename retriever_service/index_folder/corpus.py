@@ -18,6 +18,7 @@ from retriever_service.index_folder.passages import (
     NAMED_BY,
     Row,
     has_id,
+    named_by_place,
     parse_row,
     row_of,
 )
@@ -62,6 +63,8 @@ class Passage:
     records."""
     fields: dict[str, Any] = field(default_factory=dict)
     """The row's other fields."""
+    placed: bool = False
+    """Whether it has no id in a corpus with ids, and is named by its place."""
 
 
 def corpus_files(path: str | Path) -> list[Path]:
@@ -82,22 +85,38 @@ def read_corpus(
     line: int = 0,
     start: int = 0,
     keys: CorpusKeys = NO_KEYS,
+    placing: bool = True,
 ) -> Iterator[Passage]:
     """Passages of a corpus from `start` (as `Passage.end`), which lies behind `line` lines. Blank lines are
     passed over.
 
-    Where the first row has no column for an id, such rows have their number, from 0. Raises UserError where
+    Where the first row has no column for an id, such rows have their number, from 0; where it has one, the
+    others are named by their place, or malformed without `placing`. Raises UserError where
     it has no column that `keys` names, and at the first malformed line, saying how many more there are; or
     counts that in `skipped` where `skip_bad` is set.
     """
     skipped = skipped if skipped is not None else Skipped()
     files = corpus_files(path)
     keys.check(path)
-    numbers = are_numbered(path, keys)
+    places = Places(are_numbered(path, keys), placing)
     if is_one_file_of_lines(files):
-        yield from _read_lines(files[0], skip_bad, skipped, line, start, numbers, keys)
+        yield from _read_lines(files[0], skip_bad, skipped, line, start, places, keys)
     else:
-        yield from _read_records(Path(path), len(files) == 1, skip_bad, skipped, start, numbers, keys)
+        yield from _read_records(Path(path), len(files) == 1, skip_bad, skipped, start, places, keys)
+
+
+@dataclass(frozen=True)
+class Places:
+    """How rows without an id are named."""
+
+    numbered: bool
+    """The corpus has no ids at all."""
+    placing: bool = True
+    """Otherwise such a row of a corpus with ids is malformed: of an addition, its place would be no name."""
+
+    def of(self, number: int) -> str | None:
+        """The id of the row of this number, from 0, where it has none; None refuses it."""
+        return named_by_place(number, self.numbered) if self.numbered or self.placing else None
 
 
 def are_numbered(path: str | Path, keys: CorpusKeys = NO_KEYS) -> bool:
@@ -108,7 +127,7 @@ def are_numbered(path: str | Path, keys: CorpusKeys = NO_KEYS) -> bool:
 
 
 def _read_lines(
-    path: Path, skip_bad: bool, skipped: Skipped, line: int, start: int, numbers: bool, keys: CorpusKeys
+    path: Path, skip_bad: bool, skipped: Skipped, line: int, start: int, places: Places, keys: CorpusKeys
 ) -> Iterator[Passage]:
     with open_unpacked(path) as file:
         position = 0
@@ -122,14 +141,15 @@ def _read_lines(
                 if not text:
                     continue
                 try:
-                    row = parse_row(text, line - 1 if numbers else None, keys)
+                    row = parse_row(text, places.of(line - 1), keys)
                 except ValueError as error:
-                    told = functools.partial(_left_out, path, keys, line, position)
+                    told = functools.partial(_left_out, path, keys, line, position, places.placing)
                     reason = _reason(path, text, error)
                     expected = "" if keys else EXPECTED
                     _bad(f"{path}, line {line}", reason, expected, skip_bad, skipped, told)
                     continue
-                yield Passage(row.id, row.contents, line, position, row.fields)
+                placed = row.placed and not places.numbered
+                yield Passage(row.id, row.contents, line, position, row.fields, placed)
         except DAMAGED as error:
             packing = layout_of(path).packing
             raise UserError(f"{path}: damaged {packing} file after line {line}: {error}") from None
@@ -141,7 +161,7 @@ def _read_records(
     skip_bad: bool,
     skipped: Skipped,
     start: int,
-    numbers: bool,
+    places: Places,
     keys: CorpusKeys,
 ) -> Iterator[Passage]:
     is_json = functools.cache(_is_json)
@@ -149,23 +169,25 @@ def _read_records(
         if number <= start:
             continue
         try:
-            row = _row(record, number - 1 if numbers else None, keys)
+            row = _row(record, places.of(number - 1), keys)
         except ValueError as error:
-            told = functools.partial(_left_out, path, keys, number, number)
+            told = functools.partial(_left_out, path, keys, number, number, places.placing)
             expected = "" if keys else EXPECTED if is_json(record.file) else COLUMNS_EXPECTED
             _bad(record.place, str(error), expected, skip_bad, skipped, told)
             continue
-        yield Passage(row.id, row.contents, record.number if alone else number, number, row.fields)
+        placed = row.placed and not places.numbered
+        at = record.number if alone else number
+        yield Passage(row.id, row.contents, at, number, row.fields, placed)
 
 
 def _is_json(file: Path) -> bool:
     return layout_of(file).format in ("json", "jsonl")
 
 
-def _row(record: Record, number: int | None, keys: CorpusKeys) -> Row:
+def _row(record: Record, place: str | None, keys: CorpusKeys) -> Row:
     if record.fields is None:
         raise ValueError(record.problem)
-    return row_of(keys.applied(record.fields), number, keys.given)
+    return row_of(keys.applied(record.fields), place, keys.given)
 
 
 def unit_of(path: str | Path) -> str:
@@ -280,7 +302,7 @@ class _Counting(Skipped):
             raise _Enough
 
 
-def _left_out(path: Path, keys: CorpusKeys, line: int, end: int) -> str:
+def _left_out(path: Path, keys: CorpusKeys, line: int, end: int, placing: bool) -> str:
     """How many rows a build would leave out, for the line about the first of them, which ends at `end`
     (`Passage.end`); COUNTED rows behind it are looked at. Where it comes later than that, the rows before it
     are not read again, and repeated ids not counted."""
@@ -288,7 +310,7 @@ def _left_out(path: Path, keys: CorpusKeys, line: int, end: int) -> str:
     found = _Counting(line + COUNTED if again else COUNTED)
     where: dict[str, Any] = {} if again else {"line": line, "start": end}
     try:
-        for passage in read_corpus(path, skip_bad=True, skipped=found, keys=keys, **where):
+        for passage in read_corpus(path, skip_bad=True, skipped=found, keys=keys, placing=placing, **where):
             found.ids.append(hash_of(passage.id))
             found.stop()
     except _Enough:

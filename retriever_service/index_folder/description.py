@@ -54,6 +54,8 @@ class IndexSettings(TypedDict, total=False):
     """BM25: the fields of AnalyzerSettings."""
     columns: dict[str, str]
     """The fields of CorpusKeys, where the corpus has columns of other names."""
+    null_is_empty: bool
+    """Whether cells such as NULL counted as empty; absent where they did not."""
     k1: float
     b: float
     postings: str

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from services.common.errors import UserError
-from services.common.records import plain_name, read_records
-from services.common.records.columns import CONTENTS, IDENTITY, column_of, is_missing, value_at
+from services.common.records import read_records
+from services.common.records.columns import (
+    CONTENTS,
+    IDENTITY,
+    column_of,
+    is_missing,
+    is_no_value,
+    plain_name,
+    value_at,
+)
 
 OPTIONS = "--text-key, --title-key and --id-key (of a run: retriever.text_key, .title_key and .id_key)"
 
@@ -21,9 +30,20 @@ class CorpusKeys:
     text: str | None = None
     title: str | None = None
     id: str | None = None
+    null_is_empty: bool = False
+    """Whether cells such as NULL, of these columns or those that are known, count as empty."""
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> CorpusKeys:
+        """Those that an index was built with."""
+        return cls(**settings.get("columns", {}), null_is_empty=settings.get("null_is_empty", False))
+
+    @property
+    def _named(self) -> dict[str, str | None]:
+        return {"text": self.text, "title": self.title, "id": self.id}
 
     def __post_init__(self) -> None:
-        for name, key in asdict(self).items():
+        for name, key in self._named.items():
             if key is not None and not key.strip():  # an unset variable, which would not count
                 raise UserError(f"--{name}-key (of a run: retriever.{name}_key): is empty; expected a column")
 
@@ -33,7 +53,7 @@ class CorpusKeys:
     @property
     def given(self) -> dict[str, str]:
         """Those that are set, as an index keeps them."""
-        return {name: key for name, key in asdict(self).items() if key}
+        return {name: key for name, key in self._named.items() if key}
 
     def applied(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """The row with the named columns in the place of those that count otherwise; one without a value
@@ -47,6 +67,8 @@ class CorpusKeys:
                 own: held for own, held in row.items() if own not in moved and plain_name(own) not in others
             }
             row = kept | {self._place(name): "" if is_missing(value) else value}
+        if self.null_is_empty:
+            row = {own: _without_null(plain_name(own), held) for own, held in row.items()}
         return row
 
     def _place(self, name: str) -> str:
@@ -68,5 +90,23 @@ class CorpusKeys:
                 raise UserError(f"{path}: has no column {key!r}, the {name} key; its columns are {columns}")
 
 
+def _without_null(name: str, value: Any) -> Any:
+    """The value of a column that a passage is made from, None where it is what tables hold where there is
+    nothing; also the title within the contents."""
+    if not isinstance(value, str) or name not in _OF_A_PASSAGE:
+        return value
+    title, text = title_and_text(value) if name in CONTENTS else ("", value)
+    return None if is_no_value(text) else text if is_no_value(title) else value
+
+
+def title_and_text(contents: str) -> tuple[str, str]:
+    """The title of a passage in Search-R1's form, `"TITLE"` in a line of its own above the text; otherwise
+    none, and all of it."""
+    found = _TITLE.match(contents)
+    return (found[1].strip(), contents[found.end() :]) if found else ("", contents)
+
+
+_TITLE = re.compile(r'\s*"([^\r\n]*)"[ \t]*\r?\n(?=\s*\S)')
+_OF_A_PASSAGE = {*CONTENTS, *IDENTITY, "title"}
 NO_KEYS = CorpusKeys()
 """Columns by the names of docs/data.md."""

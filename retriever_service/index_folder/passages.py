@@ -16,7 +16,7 @@ from retriever_service.index_folder.keys import NO_KEYS, OPTIONS, CorpusKeys
 from services.common.errors import UserError
 from services.common.printing.kinds import kind_of
 from services.common.records import field_of
-from services.common.records.columns import CONTENTS, IDENTITY, QUESTION, plain_name
+from services.common.records.columns import CONTENTS, IDENTITY, QUESTION, is_no_value, plain_name
 
 EXPECTED = '{"id": "0", "contents": "\\"Title\\"\\ntext"}'
 COLUMNS_EXPECTED = "a row with an id and a text, such as the columns id, title, text"
@@ -33,24 +33,29 @@ class Row(NamedTuple):
     contents: str
     fields: dict[str, Any]
     """The other columns that have a value."""
+    placed: bool = False
+    """Whether it had no id, and was named by its place."""
 
 
 def row_of(
-    row: Mapping[str, Any], number: int | None = None, named: Mapping[str, str] = MappingProxyType({})
+    row: Mapping[str, Any], place: str | None = None, named: Mapping[str, str] = MappingProxyType({})
 ) -> Row:
     """Id, contents and other fields of one row. Raises ValueError that says what is missing and which columns
     are there.
 
-    A title that stands apart comes before the text: `"Title"`, a line break, the text. number: the id of a
-    row that has no column for one; None refuses such a row. named: what the user calls the columns that
+    A title that stands apart comes before the text: `"Title"`, a line break, the text. place: the id of a
+    row that has none (`named_by_place`); None refuses such a row. named: what the user calls the columns that
     `CorpusKeys.applied` has put in place, for messages.
     """
     identity = field_of(row, IDENTITY)
     name, given = identity if identity is not None else ("", None)
-    if number is not None and not has_id(row):
-        given = number
-    if isinstance(given, int) and not isinstance(given, bool):
+    placed = given is None or given != given  # NaN
+    if placed:
+        given = place
+    elif isinstance(given, int) and not isinstance(given, bool):
         given = str(given)
+    elif isinstance(given, float) and given.is_integer():  # so pandas writes a column with an empty cell
+        given = str(int(given))
     if not isinstance(given, str) or not given:
         form = "a string that is not empty, or an integer"
         raise ValueError(_lacks(row, IDENTITY, "id", form, named))
@@ -60,6 +65,8 @@ def row_of(
     if contents is None or not isinstance(contents[1], str):
         raise ValueError(_lacks(row, CONTENTS, "contents", "a string", named))
     rest = {key: value for key, value in row.items() if key != name and value is not None}
+    if placed:
+        rest = {key: value for key, value in rest.items() if plain_name(key) not in IDENTITY}
     text = contents[1]
     title = field_of(row, ["title"])
     if contents[0].lower() not in ("contents", "content"):
@@ -67,7 +74,21 @@ def row_of(
             text = f'"{title[1]}"\n{text}'
     else:
         rest.pop(contents[0], None)
-    return Row(given, text, rest)
+    return Row(given, text, rest, placed)
+
+
+def named_by_place(number: int, numbered: bool) -> str:
+    """The id of a row without one. numbered: whether the corpus has no ids at all; otherwise its own ids are
+    often numbers, too."""
+    return str(number) if numbered else f"row_{number}"
+
+
+def no_value_in(title: str, text: str, id: str = "") -> str | None:
+    """Such as `the text is 'NULL'`; None where all say something."""
+    for what, held in (("text", text), ("title", title), ("id", id)):
+        if is_no_value(held):
+            return f"the {what} is {held.strip()!r}"
+    return None
 
 
 def has_id(row: Mapping[str, Any]) -> bool:
@@ -110,8 +131,8 @@ def parse_line(path: Path, number: int, line: bytes) -> Row:
         raise UserError(f"corpus {path}, line {number}: {error}; expected {EXPECTED}") from None
 
 
-def parse_row(raw: bytes, number: int | None = None, keys: CorpusKeys = NO_KEYS) -> Row:
-    """The row of one JSON line. number: as for `row_of`. Raises ValueError saying what is wrong."""
+def parse_row(raw: bytes, place: str | None = None, keys: CorpusKeys = NO_KEYS) -> Row:
+    """The row of one JSON line. place: as for `row_of`. Raises ValueError saying what is wrong."""
     try:
         row = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -120,7 +141,7 @@ def parse_row(raw: bytes, number: int | None = None, keys: CorpusKeys = NO_KEYS)
             raise ValueError(f"not JSON ({error})") from None
     if not isinstance(row, dict):
         raise ValueError(f"{kind_of(row)} instead of an object")
-    return row_of(keys.applied(row), number, keys.given)
+    return row_of(keys.applied(row), place, keys.given)
 
 
 def _with_constants(raw: bytes) -> Any:

@@ -66,7 +66,8 @@ def repeated_ids(
     the last one.
     """
     read = array("Q")
-    for number, passage in enumerate(read_corpus(corpus, skip_bad=True, keys=keys), 1):
+    placing = held is None  # an addition needs ids
+    for number, passage in enumerate(read_corpus(corpus, skip_bad=True, keys=keys, placing=placing), 1):
         read.append(hash_of(passage.id))
         if number % _TOLD_EACH == 0:
             on_passages(number, passage.end)

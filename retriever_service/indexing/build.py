@@ -24,6 +24,7 @@ from retriever_service.index_folder.description import (
 )
 from retriever_service.index_folder.held_ids import HeldIds
 from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys
+from retriever_service.index_folder.remarks import Remarks
 from retriever_service.index_folder.repeated import repeated_ids
 from retriever_service.indexing.pace import Pace
 from retriever_service.indexing.parts import BM25Part, DensePart, PackedPart, Part, Progress
@@ -79,6 +80,7 @@ def build_index(
     encoders: int = 0,
     overwrite: bool = False,
     progress: Progress | None = None,
+    remarks: Remarks | None = None,
 ) -> IndexInfo:
     """Index `corpus` (a file or folder of any layout in docs/data.md) into the folder `out`.
 
@@ -89,7 +91,8 @@ def build_index(
     cores; 0 is one per GPU, and one on a CPU. In float32 on a CPU the index is the same bytes for any number.
     `postings`: `bm25s` is the format of that library, `packed` a compressed one for many
     passages, which can be added to; `auto` is `packed` from AUTO_PACKED passages on.
-    `keys`: columns of names of their own; additions are read by them too.
+    `keys`: columns of names of their own; additions are read by them too. `remarks` is filled with what is
+    better known of the passages, where this call has read them.
 
     Raises UserError for a wrong option or a malformed line (file, line, what was expected; `skip_bad` leaves
     such lines out, and passages with the id of an earlier one, and counts them), IndexInvalid where `out`
@@ -111,6 +114,8 @@ def build_index(
     out = Path(out)
     # A part of the settings: an index of other columns is another one.
     settings: IndexSettings = {"columns": keys.given} if keys else {}
+    if keys.null_is_empty:
+        settings["null_is_empty"] = True
     for one in parts:
         settings.update(one.settings)
     if "dtype" in settings and encoder_dtype == "auto" and not overwrite and (out / META_FILE).is_file():
@@ -130,7 +135,10 @@ def build_index(
 
     def write(build: Build) -> None:
         try:
-            passages = build.scan([part.sink for part in parts]).passages
+            state = build.scan([part.sink for part in parts])
+            passages = state.passages
+            if remarks is not None:
+                remarks.take(state.remarks)
         finally:
             for part in parts:
                 part.close()
@@ -193,7 +201,7 @@ class Build:
         def looked(passages: int, position: int) -> None:
             tell("ids", min(1.0, position / end), f"{passages:,} passages")
 
-        keys = CorpusKeys(**self.key["settings"].get("columns", {}))
+        keys = CorpusKeys.of(self.key["settings"])
         repeated = repeated_ids(self.corpus, looked, held, keys) if self._skip_bad else None
         scanner = Scanner(self.corpus, self.work, sinks, self.key, skip_bad=self._skip_bad, repeated=repeated)
         self._sinks = sinks

@@ -26,6 +26,7 @@ from retriever_service.index_folder.corpus import are_numbered, checksum, corpus
 from retriever_service.index_folder.description import META_FILE, IndexInfo, read_info, verify
 from retriever_service.index_folder.held_ids import HeldIds
 from retriever_service.index_folder.keys import CorpusKeys
+from retriever_service.index_folder.remarks import Remarks
 from retriever_service.index_folder.segments import (
     Deletions,
     SegmentedDocuments,
@@ -54,15 +55,20 @@ MOST_SEGMENTS = 32
 
 
 def add_to_index(
-    index: str | Path, corpus: str | Path, *, skip_bad: bool = False, progress: Progress | None = None
+    index: str | Path,
+    corpus: str | Path,
+    *,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+    remarks: Remarks | None = None,
 ) -> IndexInfo:
     """Add the passages of a corpus to an index of packed postings. The same command goes on where it was
-    killed.
+    killed. remarks: as for a build.
 
-    Raises UserError for a malformed line, as a build does, and for an id that the index has (`skip_bad`
-    leaves such lines out and counts them; where no passage is left, the index stays as it is). `skipped` of
-    the result counts the lines of this corpus alone. Raises IndexInvalid for an index that takes no
-    additions; EnvironmentLacks as a build does.
+    Raises UserError for a malformed line, as a build does, for a row without an id, and for an id that the
+    index has (`skip_bad` leaves such lines out and counts them; where no passage is left, the index stays as
+    it is). `skipped` of the result counts the lines of this corpus alone. Raises IndexInvalid for an index
+    that takes no additions; EnvironmentLacks as a build does.
     """
     index = Path(index).resolve()
     corpus = Path(corpus)
@@ -75,7 +81,7 @@ def add_to_index(
                 f"index {index}: holds {MOST_SEGMENTS} additions; `unspiral index merge {index}` makes one "
                 "index of them"
             )
-        columns = CorpusKeys(**info.settings.get("columns", {}))
+        columns = CorpusKeys.of(info.settings)
         try:
             columns.check(corpus)
         except UserError as error:
@@ -103,6 +109,8 @@ def add_to_index(
                 sink = RunsSink(Analyzer(AnalyzerSettings(**info.settings["analyzer"])))
                 with HeldIds(index, info) as held:
                     scanned = build.scan([sink], held)
+                    if remarks is not None:
+                        remarks.take(scanned.remarks)
                     sink.close()
                     if not scanned.passages:
                         shutil.rmtree(work)
@@ -216,6 +224,7 @@ def packed_command(index: Path, info: IndexInfo) -> str:
     words += ["--overwrite", *(["--skip-bad"] if info.skipped else [])]
     for name, column in settings.get("columns", {}).items():
         words += [f"--{name}-key", column]
+    words += ["--null-is-empty"] if settings.get("null_is_empty") else []
     analyzer, usual = settings.get("analyzer", {}), AnalyzerSettings()
     if (language := analyzer.get("language", usual.language)) != usual.language:
         words += ["--language", language]

@@ -23,6 +23,7 @@ import orjson
 from retriever_service.index_folder.corpus import Passage, Skipped, read_corpus, unit_of
 from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE, Documents, encode_document
 from retriever_service.index_folder.keys import CorpusKeys
+from retriever_service.index_folder.remarks import Remarks
 from retriever_service.index_folder.repeated import IN_INDEX, Repeated
 from retriever_service.index_folder.rows import BLOCKS_FILE, PLACES_FILE, hash_of, write_fields, write_lookup
 from retriever_service.indexing.sinks import RunsSink, Sink
@@ -49,6 +50,8 @@ class ScanState:
     """Whether the whole corpus was read; then its ids are looked at."""
     done: bool = False
     sizes: dict[str, int] = field(default_factory=dict)
+    remarks: dict[str, Any] = field(default_factory=dict)
+    """The fields of Remarks."""
 
 
 class Scanner:
@@ -71,7 +74,8 @@ class Scanner:
         self._repeated = repeated
         self._index_has_some = False
         """Whether a passage was left out that the index has."""
-        self._keys = CorpusKeys(**key.get("settings", {}).get("columns", {}))
+        self._keys = CorpusKeys.of(key.get("settings", {}))
+        self._placing = key.get("by") != "add"
         self.corpus = corpus
         self.folder = folder
         self.sinks = sinks
@@ -107,8 +111,14 @@ class Scanner:
         state = self.state
         if not state.read:
             skipped = Skipped(state.skipped, list(state.reasons))
+            remarks = Remarks(**state.remarks)
             passages = self._passages(state.position) if self._passages else self._read(skipped)
             while chunk := list(islice(passages, self._taken)):
+                if self._passages is None:
+                    where = f"{self.corpus}, {self._unit}"
+                    for passage in chunk:
+                        remarks.see(passage, where)
+                    state.remarks = asdict(remarks)
                 self._write(chunk)
                 state.line = chunk[-1].line
                 state.position = chunk[-1].end
@@ -151,6 +161,7 @@ class Scanner:
             line=self.state.line,
             start=self.state.position,
             keys=self._keys,
+            placing=self._placing,
         ):
             line = self._repeated.kept(passage) if self._repeated is not None else None
             if line is None:

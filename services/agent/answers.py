@@ -67,18 +67,18 @@ def usage(trajectory: Trajectory) -> dict[str, int]:
 
 def about(trajectory: Trajectory) -> dict[str, Any]:
     """What OpenAI's form has no place for."""
+    turns: list[dict[str, Any]] = []
+    for segment in trajectory.segments:
+        if isinstance(segment, Action):
+            searches = int(segment.document_ids is not None)
+            turns.append({"kind": segment.kind, "tokens": len(segment.token_ids), "searches": searches})
+        elif turns and not turns[-1]["searches"]:  # documents are those of the search
+            turns[-1]["observed"] = segment.text
     return {
         "finish": trajectory.finish,
         "searches": trajectory.searches,
         "seconds": round(trajectory.seconds, 6),
-        "turns": [
-            {
-                "kind": action.kind,
-                "tokens": len(action.token_ids),
-                "searches": int(action.document_ids is not None),
-            }
-            for action in trajectory.actions
-        ],
+        "turns": turns,
     }
 
 
@@ -102,6 +102,8 @@ class Told:
         """Of the action in hand."""
         self._sent = 0
         """Characters of it that were given out."""
+        self._searched = False
+        """Whether the action was a search, whose documents stand for the observation."""
 
     def deltas(self, event: Event) -> Iterator[dict[str, Any]]:
         """What an event adds to the message."""
@@ -110,17 +112,18 @@ class Told:
             yield from self._reasoning(_surely_before_an_answer(event.text))
         elif isinstance(event, Searching | Observed):
             yield from self._reasoning(len(self._text))
-            if isinstance(event, Observed):
-                yield {"reasoning_content": "\n"}
-                self._text = ""
-                self._sent = 0
+            if isinstance(event, Searching):
+                self._searched = True
+                return
+            yield {"reasoning_content": "\n"} | ({} if self._searched else {"observed": event.text})
+            self._next_action()
         elif isinstance(event, Retrieved):
             self.searches.append(search_call(len(self.searches) + 1, event))
             yield {"searches": [self.searches[-1]]}
         elif isinstance(event, Restarted):
             self.searches = []
-            self._text = ""
-            self._sent = 0
+            self._next_action()
+            yield {"restarted": True}
 
     def last(self, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
         """What the end of the trajectory adds: the answer, and text that was held back for it."""
@@ -131,6 +134,11 @@ class Told:
             return
         yield from self._reasoning(pair.start)
         yield {"content": pair.content.strip()}
+
+    def _next_action(self) -> None:
+        self._text = ""
+        self._sent = 0
+        self._searched = False
 
     def _reasoning(self, end: int) -> Iterator[dict[str, Any]]:
         if end > self._sent:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from services.common.counting import counted
 from services.common.deadlines import within
 from services.common.errors import EnvironmentLacks
 
@@ -34,9 +35,9 @@ class Places:
         """A place, once one is free. Raises EnvironmentLacks: 429 where too many wait already, 503 after
         `wait_seconds`."""
         if self.taken >= self._running + self._waiting:
+            running = counted(self._running, "question")
             raise EnvironmentLacks(
-                f"{self._running} questions run and {self._waiting} wait, the most that are accepted",
-                status=429,
+                f"{running} in work and {self._waiting} waiting, the most that are accepted", status=429
             )
         self.taken += 1
         try:

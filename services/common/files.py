@@ -99,6 +99,8 @@ def folder_written_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
         readable_as_usual(aside)
         if not (keep and path.exists()):
             put_folder(aside, path, earlier=earlier)
+        # Only now: where a process was killed between the two renames, it is all that was left of the name.
+        remove_abandoned(path.parent, f".{path.name}.", ".old")
     finally:
         shutil.rmtree(aside, ignore_errors=True)
         shutil.rmtree(earlier, ignore_errors=True)

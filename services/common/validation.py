@@ -1,11 +1,22 @@
-"""Pydantic at the edge: a value from outside that does not fit becomes an error of ours."""
+"""Values from outside: a number or none, and what pydantic refuses, which becomes an error of ours."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pydantic import ValidationError
+
+
+def number_of(value: object) -> float | None:
+    """A finite number; None for anything else: true and false, NaN, a whole number beyond every float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 @contextmanager

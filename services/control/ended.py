@@ -9,8 +9,9 @@ from typing import Any
 from services.common.errors import UserError
 from services.common.files import hints, json_lines
 from services.common.runs.ends import state_of
-from services.common.runs.paths import METRICS, SUMMARY
+from services.common.runs.paths import CONFIG, EVENTS, METRICS, SUMMARY
 from services.common.users_files import load_yaml
+from services.common.validation import number_of
 from services.control.records import RunStatus
 
 REWARDS = 10
@@ -23,7 +24,7 @@ def recorded(run: Path) -> RunStatus:
     rows = [row for row in json_lines(run / METRICS) if isinstance(row.get("step"), int)]
     latest = rows[-1] if rows else {}
     last = max((row["step"] for row in rows), default=0)
-    lost = sum(event.get("event") == "learner_lost" for event in json_lines(run / "events.jsonl"))
+    lost = sum(event.get("event") == "learner_lost" for event in json_lines(run / EVENTS))
     return RunStatus(
         state="ended",
         run=run.resolve().name,
@@ -35,22 +36,18 @@ def recorded(run: Path) -> RunStatus:
         phase=str(summary.get("phase") or ""),
         version=_whole(latest.get("policy_version")),
         tokens_per_s=None,
-        last_sync_seconds=_number(latest.get("time/sync")),
-        rewards=[_number(row.get("reward/mean")) for row in rows[-REWARDS:]],
+        last_sync_seconds=number_of(latest.get("time/sync")),
+        rewards=[number_of(row.get("reward/mean")) for row in rows[-REWARDS:]],
         restores=lost,
-        seconds=_number(summary.get("last_part_seconds", summary.get("seconds"))),
+        seconds=number_of(summary.get("last_part_seconds", summary.get("seconds"))),
     )
 
 
 def _planned(run: Path) -> int | None:
     with suppress(UserError, KeyError, TypeError):
-        return _whole(load_yaml(run / "config.yaml")["trainer"]["steps"])
+        return _whole(load_yaml(run / CONFIG)["trainer"]["steps"])
     return None
 
 
 def _whole(value: Any) -> int | None:
     return value if type(value) is int else None
-
-
-def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -11,12 +11,22 @@ import psutil
 from services.common.counting import counted
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import hints, holder_of
-from services.common.printing.help_pages import RUN
+from services.common.printing.help_pages import RUN, in_a_sentence
 from services.common.runs.ends import RUNNING, state_of
-from services.common.runs.paths import RUNS, SUMMARY, is_run, last_step, no_run_in, run_folder, written_at
+from services.common.runs.paths import (
+    CONTROL,
+    LOCK,
+    RUNS,
+    SUMMARY,
+    is_run,
+    last_step,
+    no_run_in,
+    run_folder,
+    written_at,
+)
 from services.control.records import RunStatus
 
-ACCEPTED = f"RUN is {RUN[0].lower()}{RUN[1:]}; or an address such as http://127.0.0.1:8200"
+ACCEPTED = f"RUN is {in_a_sentence(RUN)}; or an address such as http://127.0.0.1:8200"
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,7 @@ class Place:
             return self.url
         state = self.state
         if state == RUNNING:
-            holder = holder_of(self.run / ".lock") if self.run else ""
+            holder = holder_of(self.run / LOCK) if self.run else ""
             raise EnvironmentLacks(
                 f"{self.run}: it is running{holder} and names no control plane: it starts or ends (ask again "
                 "in some seconds), or has control.enabled=false"
@@ -81,7 +91,7 @@ def place_of(given: str | None) -> Place:
 def is_of(run: Path, status: RunStatus) -> bool:
     """Whether a control plane's answer is of this run. The address in a killed run's folder may be another
     run's by now: of a process that got its number, or of this host, where the file was written on another."""
-    about = hints(run / "control.json")
+    about = hints(run / CONTROL)
     if status.folder is None or status.run is None:
         return True
     if Path(status.folder).exists():
@@ -107,7 +117,7 @@ def _running_one(runs: Path = RUNS) -> Place:
 def _address(run: Path) -> str | None:
     """The address in `control.json`; None where there is none, and where its process is gone from this host:
     a killed run leaves the file, and the port may be another's by now."""
-    about = hints(run / "control.json")
+    about = hints(run / CONTROL)
     url = about.get("url")
     pid = about.get("pid")
     here = about.get("host") == socket.gethostname()

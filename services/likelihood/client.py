@@ -21,6 +21,7 @@ import orjson
 
 from services.common.answers import object_of
 from services.common.errors import EnvironmentLacks, UserError
+from services.common.http.addresses import is_http
 from services.common.printing.messages import said_by
 from services.contracts import TokenBatch
 from services.likelihood.microscope.building import Lens, Slide
@@ -65,7 +66,7 @@ class LikelihoodClient:
         token_steps: int = 8,
         timeout_seconds: float = 30.0,
     ):
-        if not url.startswith(("http://", "https://")):
+        if not is_http(url):
             raise UserError(f"likelihood service {url!r}: expected an address such as http://127.0.0.1:8100")
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}

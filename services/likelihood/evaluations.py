@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from services.common.validation import number_of
 from services.likelihood.records import MAX_STEP, EventRecord, RunInfo, StoredStep
 from services.likelihood.store.base import EVALUATION, LikelihoodStore
 
@@ -159,11 +160,7 @@ def _scores(event: Mapping[str, Any]) -> list[tuple[str, float]]:
     """Finite numbers alone: any client may post an event of this kind."""
     metrics = event["data"].get("metrics") if event["kind"] == EVALUATION else None
     items: Iterable[tuple[Any, Any]] = metrics.items() if isinstance(metrics, dict) else ()
-    return [
-        (name, float(value))
-        for name, value in items
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    ]
+    return [(name, number) for name, value in items if (number := number_of(value)) is not None]
 
 
 def _superseded(store: LikelihoodStore, info: RunInfo, step: int, attempt: Any) -> bool:

@@ -295,7 +295,7 @@ def test_beyond_the_places_a_429_and_a_client_that_leaves_gives_its_place_back(s
     leaving = []
     for n in (1, 2):
         # Raw, so that it can leave without having read an answer.
-        sock = socket.create_connection((served.base_url.host, served.base_url.port), timeout=20)
+        sock = socket.create_connection((served.base_url.host, served.base_url.port), timeout=60)
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         sock.sendall(head.encode() + body)
         leaving.append(sock)

@@ -158,7 +158,10 @@ def test_the_driver_gives_its_monitor_the_score_of_the_weights_that_a_step_began
     batch = SimpleNamespace(trajectories=[], rewards=np.zeros(0))
     for step in (1, 2, 4):
         result = SimpleNamespace(
-            step=step, batch=batch, update=SimpleNamespace(idle=False), metrics=lambda: {"reward/mean": 1.0}
+            step=step,
+            batch=batch,
+            update=SimpleNamespace(idle=False, told=()),
+            metrics=lambda: {"reward/mean": 1.0},
         )
         asyncio.run(driver.record(result))
     assert seen == [

@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -18,6 +17,7 @@ import httpx
 import psutil
 import pytest
 from end_to_end import command, events, finish, metrics
+from ports import kept_port
 from ray_cluster import RayCluster, alive
 from redis_server import REDIS, RedisServer
 from runs import ask, asked, start, status, until, whole_run
@@ -37,9 +37,7 @@ class Retriever:
 
     def __init__(self, index: Path):
         self.index = index
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.port = s.getsockname()[1]
+        self.port = kept_port()
         self.start()
 
     @property

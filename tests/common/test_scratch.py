@@ -48,6 +48,20 @@ def holder(imports, block):
     return process, process.stdout.readline().strip()
 
 
+WRITERS = [
+    (
+        "from services.common.files import folder_written_aside",
+        "folder_written_aside(Path({place!r}))",
+        folder_written_aside,
+    ),
+    (
+        "from trainer.learner.checkpoint import written_aside",
+        "written_aside(Path({place!r}))",
+        written_aside,
+    ),
+]
+
+
 def kill(process):
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -78,18 +92,7 @@ def test_one_that_a_process_of_another_container_holds_is_none(temporary, monkey
 
 @pytest.mark.parametrize(
     ("imports", "block", "again"),
-    [
-        (
-            "from services.common.files import folder_written_aside",
-            "folder_written_aside(Path({place!r}))",
-            folder_written_aside,
-        ),
-        (
-            "from trainer.learner.checkpoint import written_aside",
-            "written_aside(Path({place!r}))",
-            written_aside,
-        ),
-    ],
+    WRITERS,
     ids=["model", "checkpoint and export"],
 )
 def test_what_a_killed_process_wrote_aside_goes_with_the_next_write(temporary, imports, block, again):
@@ -106,3 +109,43 @@ def test_what_a_killed_process_wrote_aside_goes_with_the_next_write(temporary, i
         assert not os.path.exists(folder)
         (aside / "weights").write_text("z")
     assert (place / "weights").read_text() == "z" and beside.exists()
+
+
+BETWEEN = """
+import os, signal
+from pathlib import Path
+{imports}
+from services.common import files
+rename = os.rename
+def renamed(source, target):
+    rename(source, target)
+    if {moment}:
+        os.kill(os.getpid(), signal.SIGKILL)
+files.os.rename = renamed
+with {block} as folder:
+    (folder / "weights").write_text("x")
+"""
+
+
+@pytest.mark.parametrize(("imports", "block", "again"), WRITERS, ids=["model", "export"])
+@pytest.mark.parametrize("moment", ["True", "str(target) == {place!r}"], ids=["between", "after"])
+def test_what_a_process_had_replaced_goes_too_where_it_was_killed_at_the_renames(
+    temporary, imports, block, again, moment
+):
+    """Gigabytes of the earlier weights under a hidden name; while nothing has their name they stay."""
+    place = temporary / "models" / "b"
+    with again(place) as aside:
+        (aside / "weights").write_text("earlier")
+    script = BETWEEN.format(
+        imports=imports, block=block.format(place=str(place)), moment=moment.format(place=str(place))
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
+    (old,) = [one for one in place.parent.iterdir() if one.name.endswith("old")]
+    assert (old / "weights").read_text() == "earlier" and place.exists() == (moment != "True")
+    with pytest.raises(RuntimeError), again(place):
+        raise RuntimeError
+    assert (old / "weights").read_text() == "earlier"
+    with again(place) as aside:
+        (aside / "weights").write_text("z")
+    assert [one.name for one in place.parent.iterdir()] == ["b"]
+    assert (place / "weights").read_text() == "z"

@@ -32,6 +32,15 @@ def test_what_is_named_in_a_file_stands_there():
     assert found > 20
 
 
+def test_every_section_is_there():
+    """`page.md`, "Section"."""
+    named = re.findall(r'`(docs/\w+\.md)`[^`"]{0,40}"([^"]+)"', " ".join(PAGE.split()))
+    assert len(named) >= 3
+    for page, title in named:
+        heads = re.findall(r"^#+ (.+)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+        assert any(head.startswith(title) for head in heads), f"{page} has no section {title}"
+
+
 def test_every_test_to_copy_is_there():
     names = set(re.findall(r"`(test_\w+)`", PAGE))
     defined = {

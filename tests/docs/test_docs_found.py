@@ -1,5 +1,5 @@
 """What a newcomer looks for is found: files of a run, the control plane, options before results, tables on a
-phone; and what was run is told from what was reckoned."""
+phone; and what was run is told from what was estimated."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ def test_the_list_at_the_beginning_of_data_names_every_section():
 
 
 def test_every_row_of_gpu_settings_says_whether_it_was_run():
-    table = re.compile(r"^\| [^\n]* \| run or reckoned \|\n\|[-| ]+\|\n((?:\|.*\n)+)", re.M)
+    table = re.compile(r"^\| [^\n]* \| run or estimated \|\n\|[-| ]+\|\n((?:\|.*\n)+)", re.M)
     text = page("gpu.md")
     for row in "".join(table.findall(text)).splitlines():
-        assert row.split("|")[-2].split()[0].rstrip(":,;") in ("run", "reckoned"), row
+        assert row.split("|")[-2].split()[0].rstrip(":,;") in ("run", "estimated"), row
     assert len(table.findall(section(text, "Placement") + "\n")) >= 1
     (by_size,) = table.findall(section(text, "Memory by model size") + "\n")
     (seven,) = [row for row in by_size.splitlines() if row.startswith("| 7B")]

@@ -68,7 +68,8 @@ def main(me: int, model: Path, port: Path) -> None:
         print(
             f"stage {stage}{' in small buckets' if bucket else ''} {'same' if same else 'other'}", flush=True
         )
-    ranks[0].shutdown()  # threads of Gloo that outlive the interpreter end a process by SIGABRT
+    for rank in ranks:
+        rank.shutdown()  # threads of Gloo that outlive the interpreter end a process by SIGABRT
 
 
 main(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))

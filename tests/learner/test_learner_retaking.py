@@ -14,6 +14,7 @@ from learner_world import make_batch, make_config, make_policy, same_bits, start
 from places import ROOT
 
 from trainer.learner import rank_steps
+from trainer.learner.group import joined
 
 STEP = {"llds_lambda": 0.2, "answer_beta": 1.0, "lr_scale": 1.0}
 PAIR = Path(__file__).with_name("learner_pair.py")
@@ -102,6 +103,21 @@ def test_a_step_that_ran_out_of_memory_is_taken_again_with_the_same_bits(model, 
     assert torch.equal(drawn, torch.get_rng_state())
     lines = [r.getMessage() for r in caplog.records if "memory ran out" in r.getMessage()]
     assert len(lines) == 1 and "taken again" in lines[0] and "\n" not in lines[0]
+
+
+def test_what_ran_out_is_told_with_the_result_once(model):
+    """A rank's own log is read by nobody: the run says it."""
+    config = make_config(model, learner={"tokens_per_microbatch": 40})
+    rank = start_rank(config, model)
+    in_backward(rank)
+    batches = [make_batch(8), make_batch(8, seed=1)]
+    results = [rank.update(batch, **STEP) for batch in batches]
+    told = [
+        joined(batch, [result], config.algorithm, 0.2, 1.0).told
+        for batch, result in zip(batches, results, strict=True)
+    ]
+    assert [len(lines) for lines in told] == [1, 0]
+    assert told[0][0].startswith("memory ran out in an optimiser step, which was taken again; from now on ")
 
 
 def test_a_demonstration_step_is_taken_again_too(model):

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ports import kept_port
 
 REDIS = shutil.which("redis-server")
 
@@ -19,9 +20,7 @@ class RedisServer:
     def __init__(self, folder: Path):
         if REDIS is None:
             pytest.skip("redis-server is not installed")
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.port = s.getsockname()[1]
+        self.port = kept_port()
         self.folder, self.process = folder, None
         folder.mkdir(parents=True, exist_ok=True)
         self.start()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 
 import numpy as np
 import pytest
+from ports import kept_port
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.contracts import TokenBatch
@@ -45,7 +45,7 @@ def tokens() -> TokenBatch:
 
 
 def test_what_a_checkpoint_counts_on_outlives_a_kill_in_an_outage(tmp_path):
-    port, spool = free_port(), tmp_path / "spool"
+    port, spool = kept_port(), tmp_path / "spool"
     client = LikelihoodClient(f"http://127.0.0.1:{port}", spool_dir=spool)
     for step in range(3):
         client.post_step("run", record(step))
@@ -53,7 +53,7 @@ def test_what_a_checkpoint_counts_on_outlives_a_kill_in_an_outage(tmp_path):
     client.keep(60.0)
     client.post_step("run", record(3))
     client.keep(60.0)
-    assert time.monotonic() - began < 10, "the service is known to be away"
+    assert time.monotonic() - began < 50, "the service is known to be away"
     (tmp_path / "killed").mkdir()
     for file in spool.glob("*.msg"):  # what a killed process would leave
         (tmp_path / "killed" / file.name).write_bytes(file.read_bytes())
@@ -71,7 +71,7 @@ def test_a_record_that_cannot_be_written_out_does_not_cost_the_checkpoint_in_an_
             step=step, attempt=0, policy_version=None, metrics={"x": {1, 2}}, trajectories=[]
         )
 
-    client = LikelihoodClient(f"http://127.0.0.1:{free_port()}", spool_dir=tmp_path / "spool")
+    client = LikelihoodClient(f"http://127.0.0.1:{kept_port()}", spool_dir=tmp_path / "spool")
     for one in (record(0), bad(1), record(2)):
         client.post_step("run", one)
     client.keep(60.0)
@@ -83,12 +83,6 @@ def test_a_record_that_cannot_be_written_out_does_not_cost_the_checkpoint_in_an_
         assert after.flush(60)
     server.stop()
     assert [s.step for s in SQLiteStore(tmp_path / "l.db").steps("run", 0, 9)] == [0, 2, 4]
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def test_tokens_come_back_as_they_were_put(tmp_path):
@@ -106,7 +100,7 @@ def test_tokens_come_back_as_they_were_put(tmp_path):
 
 
 def test_an_outage_loses_and_doubles_nothing_and_keeps_the_order(tmp_path):
-    port = free_port()
+    port = kept_port()
     settings = ServeSettings(store=str(tmp_path / "l.db"), port=port)
     client = LikelihoodClient(f"http://127.0.0.1:{port}", spool_dir=tmp_path / "spool", memory_bytes=3000)
     started = time.monotonic()
@@ -185,7 +179,7 @@ def test_eight_writers_at_once_store_every_trajectory_once(tmp_path):
 
 def test_tokens_that_still_wait_are_read_from_the_queue(tmp_path):
     client = LikelihoodClient(
-        f"http://127.0.0.1:{free_port()}", spool_dir=tmp_path / "spool", memory_bytes=500
+        f"http://127.0.0.1:{kept_port()}", spool_dir=tmp_path / "spool", memory_bytes=500
     )
     for step in (3, 4):  # the first in memory, the second on disk; nobody listens
         client.put_tokens("run", step, tokens())

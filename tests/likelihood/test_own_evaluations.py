@@ -92,6 +92,17 @@ def test_the_answers_of_a_folder_are_found_by_name_and_scored(run):
     assert kept_in(files["held"]).scores.n == 1, "a file that was written anew is read anew"
 
 
+def test_the_answer_to_a_held_out_question_is_the_one_that_the_reward_read(run):
+    thought = "<think> maybe <answer> Lyon </answer> </think>"
+    texts = [{"by": "model", "text": f"<answer> Rome </answer>{thought}"}]
+    lines = [trajectory(True) | {"answer": "Rome", "segments": texts}]
+    lines.append(trajectory(False) | {"answer": None, "segments": [{"by": "model", "text": thought}]})
+    lines.append(trajectory(False))  # of an earlier version
+    kept = kept_in(written(run / "trajectories" / "eval_after_greedy.jsonl", lines))
+    assert [one.answer for one in kept.read([at for at, _, _ in kept.places])] == ["Rome", None, "Rome"]
+    assert kept.scores.answered == pytest.approx(2 / 3)
+
+
 def test_programs_get_names_and_scores(asked):
     assert asked.get("/v1/runs/mine/evaluations").json() == ["answers", "held"]
     found = asked.get("/v1/runs/mine/evaluations/answers").json()

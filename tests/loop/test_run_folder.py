@@ -135,7 +135,7 @@ def test_trajectories_are_written_for_people(config):
     record = json.loads((folder.path / "trajectories" / "step_000001.jsonl").read_text())
     assert [s["by"] for s in record["segments"]] == ["model", "environment", "model"]
     assert record["segments"][0]["documents"] == ["d1"]
-    assert record["reward"] == 1.0
+    assert (record["reward"], record["answer"]) == (1.0, "Ada")
     folder.close()
 
 

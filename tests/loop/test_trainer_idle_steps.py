@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -200,3 +201,19 @@ def test_a_reward_function_whose_best_value_is_not_known_is_asked_about_once(
     _, _, said = ran(tmp_path, make_reward(kind), 12)
     asked = [line for line in said if "reward.right_at" in line]
     assert len(asked) == 1 and asked[0].startswith(f"step {step}: ") and words in asked[0]
+
+
+def test_lack_of_memory_that_the_learner_coped_with_is_said(tmp_path, monkeypatch):
+    line = "memory ran out in an optimiser step, which was taken again"
+    update = Scoring.update
+    times = []
+
+    def telling(self, batch, **given):
+        times.append(batch)
+        return replace(update(self, batch, **given), told=(line,) if len(times) == 2 else ())
+
+    monkeypatch.setattr(Scoring, "update", telling)
+    driver, _, said = ran(tmp_path, make_reward("em"), 3)
+    assert [one for one in said if "memory" in one] == [f"step 2: learner: {line}"]
+    (event,) = [e for e in events(driver.system) if e["event"] == "learner_memory"]
+    assert (event["step"], event["text"]) == (2, line)

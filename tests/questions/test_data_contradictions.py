@@ -5,7 +5,7 @@ import json
 import pytest
 from command_line import run  # noqa: F401
 
-from trainer.data.columns import several_in
+from trainer.data.lists_in_texts import several_in
 from trainer.data.questions import validate
 
 ROWS = """question,answers

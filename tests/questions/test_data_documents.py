@@ -256,7 +256,7 @@ def test_only_a_corpus_whose_first_row_has_no_id_is_numbered(tmp_path, run):
     assert status == 2 and "0" in err and "id" in err, "the number of the one is the id of the other"
     corpus.write_text('{"id": "0", "text": "b"}\n{"text": "a"}\n')
     status, _, err = run("index", "build", "--corpus", str(corpus), "--out", str(tmp_path / "i"))
-    assert status == 2 and 'mixed.jsonl, line 2: no "id"' in err
+    assert status == 0 and "mixed.jsonl, line 2: no id; its place names it 'row_1'" in err
 
 
 def test_numbers_of_rows_are_those_of_their_lines_and_come_to_a_broken_first_line_too(tmp_path, run):

@@ -17,7 +17,7 @@ from retriever_service.indexing.convert import read_questions
 from services.common.errors import UserError
 from trainer.commands.cli import main
 from trainer.data import load_questions, validate
-from trainer.data.columns import list_in
+from trainer.data.lists_in_texts import list_in
 
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```(questions|corpus)-(\w+)\n(.*?)^```\n\n((?:    [^\n]*\n)+)", PAGE, re.M | re.S)

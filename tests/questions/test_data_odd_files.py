@@ -85,11 +85,11 @@ def test_a_message_has_the_name_of_the_users_own_column(run, tmp_path):
     keys = ("--text-key", "Story", "--id-key", "Nr")
     assert run("data", "validate", "c.csv", *keys)[1].splitlines()[:2] == [
         "c.csv, line 3: `Story` is empty",
-        "c.csv, line 4: `Nr` is empty",
+        "c.csv, line 4: no id; its place names it 'row_2'",
     ]
     status, _, err = run("index", "build", "c.csv", "-o", "i", *keys)
     assert status == 2 and err.startswith(
-        "unspiral: c.csv, line 3: `Story` is empty; 2 of its 3 rows are malf"
+        "unspiral: c.csv, line 3: `Story` is empty; 1 of its 3 rows is malf"
     )
 
 

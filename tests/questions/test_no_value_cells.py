@@ -32,8 +32,9 @@ def test_questions_and_answers_are_named_and_kept(run, files):
         assert f"q.csv, line {line}: the {what} is what tables hold where there is nothing\n" in out
     assert "q.csv, line 6: the question 'NaN' is what tables hold" in out
     assert (
-        f"5 rows have a question or an answer {SUCH}, which tables hold where there is nothing; a run takes "
-        "it at its word\n"
+        f"5 rows have a question, an answer, an id or a source {SUCH}, which tables hold where there is "
+        "nothing; a run takes it at its word; --null-is-empty (of a run: data.null_is_empty) takes such "
+        "cells for empty\n"
     ) in out
     assert "line 8: of the answer '-' scoring" in out and "line 8: the" not in out and "line 7" not in out
     found = json.loads(run("data", "validate", "q.csv", "--json")[1])
@@ -48,7 +49,8 @@ def test_texts_and_titles_of_passages_are_named_and_kept(run, files):
         "c.csv, line 3: of the passage '2' the title is 'nan'",
         "c.csv, line 5: of the passage '4' the text is '-'",
         "c.csv: a corpus of 4 passages",
-        f"3 passages have a text or a title {SUCH}",
+        f"3 passages have a text, a title or an id {SUCH}; --null-is-empty (of a run: "
+        "retriever.null_is_empty) takes such cells for empty",
     ]
     assert json.loads(run("data", "validate", "c.csv", "--json")[1])["no_value"] == 3
 
@@ -62,7 +64,7 @@ def test_data_passages_tells_of_them(run, files, tmp_path, rows):
     (tmp_path / "c.csv").write_text(rows)
     status, out, _ = run("data", "passages", "c.csv", "p.jsonl")
     assert status == 0 and out.count("the text is 'NULL'\n") == out.count("the title is 'nan'\n") == 1
-    assert f"3 rows have a text or a title {SUCH}, which tables hold where there is nothing\n" in out
+    assert f"3 rows have a text, a title or an id {SUCH}, which tables hold where there is nothing\n" in out
     assert len((tmp_path / "p.jsonl").read_text().splitlines()) == 4
 
 
@@ -70,15 +72,26 @@ def test_the_doctor_and_init_note_them(run, files):
     config = load_config("u.yaml")
     asked = _questions_of(config, "data.train", "q.csv")
     assert asked.level == "note"
-    assert f"5 rows have a question or an answer {SUCH}; unspiral data validate q.csv lists all" in str(asked)
+    assert (
+        f"5 rows have a question, an answer, an id or a source {SUCH}; unspiral data validate q.csv lists all"
+        in str(asked)
+    )
     searched = _corpus_of("retriever", config.retriever)
     assert searched.level == "note"
-    assert f"3 passages have a text or a title {SUCH}; unspiral data validate c.csv lists all" in str(
+    assert f"3 passages have a text, a title or an id {SUCH}; unspiral data validate c.csv lists all" in str(
         searched
     )
     given = ("--model", "lab:0", "--data", "q.csv", "--corpus", "c.csv")
     status, _, err = run("init", *given)
-    assert status == 0 and "note: 5 rows hold what tables hold for nothing; the first: q.csv, line 2" in err
+    assert (
+        status == 0
+        and (
+            "note: 5 rows hold what tables hold for nothing; --null-is-empty (of a run: data.null_is_empty) "
+            "takes such cells for empty; the first: q.csv, line 2"
+        )
+        in err
+    )
+    assert f"note: c.csv: 3 passages have a text, a title or an id {SUCH}; --null-is-empty (of a run" in err
 
 
 def test_words_that_say_something_are_none_of_them():

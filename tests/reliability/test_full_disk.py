@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from full_disk import fill, read_only, small_disk
+from ports import kept_port
 from rich.console import Console
 from scripted_runs import started
-from test_likelihood_client import free_port, record
+from test_likelihood_client import record
 from test_trainer_monitor_actions import Scripted, system
 
 from services.common.errors import EnvironmentLacks
@@ -122,7 +123,7 @@ def test_a_full_disk_is_named_with_the_file_wherever_a_run_writes(disk, made, na
 
 def test_so_are_the_report_the_spool_and_the_checkpoint(disk, made):
     spool = disk / "spool"
-    client = LikelihoodClient(f"http://127.0.0.1:{free_port()}", spool_dir=spool, memory_bytes=0)
+    client = LikelihoodClient(f"http://127.0.0.1:{kept_port()}", spool_dir=spool, memory_bytes=0)
     fill(disk)
     with pytest.raises(
         EnvironmentLacks, match=f"{spool}: cannot be written .No space left on device"

@@ -270,7 +270,7 @@ def test_a_run_that_gets_no_further_says_what_it_waits_for_and_ends(tmp_path):
         UnspiralError, match=r"no progress for \d+ s \(trainer.stall_timeout_seconds=0.5\) in update"
     ) as caught:
         asyncio.run(watching(made, driver, 0.5))
-    assert caught.value.exit_code == 1 and time.monotonic() - began < 20
+    assert caught.value.exit_code == 1 and time.monotonic() - began < 100
     text = (made.folder.path / "stall.txt").read_text()
     assert text.rstrip() in "\n".join(driver.said)
     for part in (
@@ -335,13 +335,13 @@ def test_a_call_of_the_learner_has_until_its_own_timeout_but_is_told_of(tmp_path
 
 
 def alone(script):
-    """A script in a process of its own, with the tests' modules at hand; it hangs for 60 s unless it is
+    """A script in a process of its own, with the tests' modules at hand; it hangs for 240 s unless it is
     ended."""
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=230
     )
-    assert time.monotonic() - began < 50, done.stderr
+    assert time.monotonic() - began < 200, done.stderr
     return done
 
 
@@ -352,7 +352,7 @@ import asyncio, pathlib, time
 from test_reliability_driver import Halting, system, watching
 from trainer.session import watchdog
 watchdog.LEAVE_SECONDS = 0.5
-async def stuck(driver): time.sleep(60)
+async def stuck(driver): time.sleep(240)
 made = system(pathlib.Path({str(tmp_path)!r}))
 asyncio.run(watching(made, Halting(made, 3, stuck), 0.5))
 """
@@ -361,7 +361,7 @@ asyncio.run(watching(made, Halting(made, 3, stuck), 0.5))
     assert "no clean end within 0.5 s" in done.stderr
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["exit"] == 1
     assert (
-        "time.sleep(60)" in (tmp_path / "r" / "stall.txt").read_text()
+        "time.sleep(240)" in (tmp_path / "r" / "stall.txt").read_text()
         or "in stuck" in (tmp_path / "r" / "stall.txt").read_text()
     )
 
@@ -372,7 +372,7 @@ import asyncio, pathlib, time
 from test_reliability_driver import Halting, system, watching
 from trainer.session import watchdog
 watchdog.LEAVE_SECONDS = 0.5
-async def stuck(driver): time.sleep(60)
+async def stuck(driver): time.sleep(240)
 made = system(pathlib.Path({str(tmp_path)!r}))
 def full(summary): raise OSError(28, "No space left on device")
 made.folder.summary = full
@@ -398,7 +398,7 @@ async def twice(driver):
         await send(signal.SIGTERM)
         await send(signal.SIGTERM)
     finally:
-        time.sleep(60)
+        time.sleep(240)
 asyncio.run(listened(Halting(system(pathlib.Path({str(tmp_path)!r})), 3, twice)))
 """
     done = alone(script)
@@ -413,19 +413,19 @@ import asyncio, os, pathlib, signal, time
 from scripted_runs import Halting, listened, send
 from test_trainer_monitor_actions import system
 from services.common.processes import signals
-signals.REPEAT_SECONDS = 0.2
+signals.REPEAT_SECONDS = 1.5
 async def thrice(driver):
     try:
         await send(signal.SIGTERM)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.8)
         await send(signal.SIGTERM)
         await send(signal.SIGTERM)  # the same one, passed on by a wrapper
         await asyncio.sleep(1)
     finally:
         print("still here", flush=True)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.8)
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(60)
+        await asyncio.sleep(240)
 asyncio.run(listened(Halting(system(pathlib.Path({str(tmp_path)!r})), 3, thrice)))
 """
     done = alone(script)

@@ -79,7 +79,7 @@ async def test_a_worker_that_raises_in_its_constructor_ends_the_start_with_its_n
             match=r"rollout worker w0\.1 died while it started.*no such thing as a worker here",
         ) as e:
             await p.start()
-    assert e.value.exit_code == 3 and time.monotonic() - began < 30
+    assert e.value.exit_code == 3 and time.monotonic() - began < 150
 
 
 async def test_what_the_cluster_can_never_hold_is_said_with_demand_and_supply(cluster, monkeypatch, tmp_path):

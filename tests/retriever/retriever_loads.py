@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import IO
 
 import httpx
 from places import ROOT
@@ -23,6 +24,13 @@ def wait_for(what: Callable[[], object], said: str) -> None:
     while not what():
         assert time.monotonic() < until, f"no {said} within {SECONDS:g} s"
         time.sleep(0.02)
+
+
+def line_of_ready(output: IO[str]) -> str:
+    """The line behind those that a server which loads for long prints every 15 s."""
+    while (line := output.readline()).startswith("retriever: still loading "):
+        pass
+    return line
 
 
 class Served:
@@ -46,7 +54,7 @@ class Served:
         self.lines += iter(self.process.stderr.readline, "")
 
     def ready(self) -> Served:
-        assert "ready at" in self.process.stdout.readline(), self.lines
+        assert "ready at" in line_of_ready(self.process.stdout), self.lines
         return self
 
     def end(self, number: int = signal.SIGTERM) -> None:

@@ -26,13 +26,14 @@ from retriever_service.http.launch import serve_in_thread
 from retriever_service.settings import ServerSettings
 from services.common.errors import EnvironmentLacks, UserError
 from tests.retriever.retriever_fixtures import CORPUS, small_index  # noqa: F401
+from tests.retriever.retriever_loads import SECONDS, line_of_ready
 
 
 def wait_ready(url: str) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         try:
-            if httpx.get(f"{url}/readyz", trust_env=False, timeout=60).status_code == 200:
+            if httpx.get(f"{url}/readyz", trust_env=False, timeout=SECONDS).status_code == 200:
                 return
         except httpx.TransportError:
             pass
@@ -252,7 +253,7 @@ def test_the_server_says_that_it_loads_and_only_then_that_it_is_ready(small_inde
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     ) as process:  # fmt: skip
         try:
-            loading, ready = process.stdout.readline(), process.stdout.readline()
+            loading, ready = process.stdout.readline(), line_of_ready(process.stdout)
             assert loading.startswith("retriever: loading ")
             url = loading.split()[-1]
             assert ready == f"retriever: ready at {url}, documentation at {url}/docs\n"

@@ -119,8 +119,8 @@ def test_small_pieces_and_a_small_memory_budget_give_the_same_index(tmp_path, mo
     [
         ("{not json", "not JSON"),
         ('["a"]', "a list instead of an object"),
-        ('{"contents": "x"}', 'no "id"'),
-        ('{"id": null, "contents": "x"}', "`id` is empty"),
+        ('{"id": [1], "contents": "x"}', "not empty, or an integer, got a list"),
+        ('{"id": 1.5, "contents": "x"}', "not empty, or an integer, got a numb"),
         ('{"id": "7"}', 'no "contents"'),
         ('{"id": "7", "contents": 3}', "expected `contents`: a string, got a number"),
         ('{"id": "7", "text": ""}', "`text` is empty; expected {"),
@@ -346,8 +346,8 @@ def test_parquet_gives_the_same_index_and_a_broken_build_of_it_goes_on(tmp_path,
     pq.write_table(pa.table({"id": ["1"], "words": ["x"]}), path)
     with pytest.raises(UserError, match=r'no "contents" .*; its columns are id, words; a text may be'):
         build_index(path, tmp_path / "j")
-    pq.write_table(pa.table({"id": ["1", None], "contents": ["x", "y"]}), path)
-    with pytest.raises(UserError, match=r"row 2: `id` is empty"):
+    pq.write_table(pa.table({"id": ["1", "2"], "text": ["x", None]}), path)
+    with pytest.raises(UserError, match=r"row 2: `text` is empty"):
         build_index(path, tmp_path / "j")
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(UserError, match="damaged Parquet file"):

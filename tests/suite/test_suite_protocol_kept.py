@@ -1,6 +1,7 @@
 """The protocol of a plain `eval`, kept beside its answers, and what `eval compare` tells by it."""
 
 import json
+import os
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,3 +132,19 @@ def test_a_checkpoint_that_is_not_there_is_told_before_anything_starts(tmp_path,
     raw = {"model": {"path": "m"}, "data": {"train": "t", "eval": "e"}, "retriever": {"url": "http://x"}}
     with pytest.raises(UserError, match="checkpoint nowhere: no such folder"):
         evaluate.run_eval(parse_config(raw), checkpoint="nowhere", answers=tmp_path / "x.answers.jsonl")
+
+
+def test_answers_that_a_kill_cuts_short_are_never_beside_another_protocol(tmp_path, monkeypatch):
+    """At no moment: whatever lies there once a rename or a removal has been the last thing that was done."""
+    file = kept(tmp_path / "a.answers.jsonl", about=asked())
+    before, seen = file.read_text(), []
+    for owner, name in ((os, "replace"), (Path, "unlink")):
+        real = getattr(owner, name)
+
+        def watched(*arguments, real=real, **options):
+            real(*arguments, **options)
+            seen.append((file.read_text() == before, protocol_file(file).exists()))
+
+        monkeypatch.setattr(owner, name, watched)
+    kept(file, "Oslo")
+    assert (False, True) not in seen and (True, False) in seen and seen[-1] == (False, False)

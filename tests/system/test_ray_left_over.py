@@ -52,7 +52,7 @@ def test_agents_of_a_ray_that_was_cut_off_in_its_start_are_ended_and_no_other_pr
             else:
                 local_ray.stop_local_ray()
         agent, worker, own = made
-        psutil.wait_procs([agent, worker], timeout=10)
+        psutil.wait_procs([agent, worker], timeout=60)
         assert not is_alive(agent) and not is_alive(worker)
         assert is_alive(own) and is_alive(theirs)
     finally:

@@ -62,7 +62,7 @@ class Model:
         return all(torch.equal(t, other.tensors[n].to(t.dtype)) for n, t in self.tensors.items())
 
 
-def settings(timeout=5.0, mib=1):
+def settings(timeout=60.0, mib=1):
     return WeightSyncSettings(backend="gloo", timeout_seconds=timeout, bucket_mib=mib)
 
 
@@ -180,21 +180,21 @@ def test_a_port_that_is_taken_is_never_asked_for():
 
 def test_a_rank_that_does_not_come_is_named_on_both_sides_within_the_timeout():
     sent = Model(1)
-    source, offer = source_of(sent, timeout=1.5)
+    source, offer = source_of(sent, timeout=4)
     ticket = offer(1, "w0.1", "w1.1").payload
     model, began = Model(2), time.monotonic()
     errors = together(
         lambda: source.send(iter(sent.items())), taking(WeightReceiver(), ticket, "w0.1", model)
     )
-    assert time.monotonic() - began < 15 and not model.loaded
+    assert time.monotonic() - began < 60 and not model.loaded
     for e in errors:
         assert type(e) is GroupBrokenError
-        assert "weight_sync.timeout_seconds=1.5: worker w1.1 did not come" in str(e)
+        assert "weight_sync.timeout_seconds=4: worker w1.1 did not come" in str(e)
 
 
 def test_a_worker_that_fails_to_load_ends_the_group_at_once_and_the_next_sync_works():
     sent = Model(1)
-    source, offer = source_of(sent, timeout=20)
+    source, offer = source_of(sent, timeout=90)
     good, bad, receivers = Model(2), Model(3), (WeightReceiver(), WeightReceiver())
     bad.fails_at, good.seconds = "embed", 0.5
     ticket, began = offer(1, "w0.1", "w1.1").payload, time.monotonic()
@@ -203,7 +203,7 @@ def test_a_worker_that_fails_to_load_ends_the_group_at_once_and_the_next_sync_wo
         taking(receivers[0], ticket, "w0.1", good),
         taking(receivers[1], ticket, "w1.1", bad),
     )
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
     assert type(errors[2]) is RuntimeError and "out of memory" in str(errors[2])
     told = [e for e in errors[:2] if e is not None]
     assert all(
@@ -220,7 +220,7 @@ def test_a_worker_that_fails_to_load_ends_the_group_at_once_and_the_next_sync_wo
 @pytest.mark.slow
 def test_a_rank_that_hangs_in_mid_broadcast_leaves_the_others_half_written_and_no_longer_than_the_timeout():
     sent = Model(1)
-    source, offer = source_of(sent, timeout=2)
+    source, offer = source_of(sent, timeout=6)
     hangs, model = Model(2), Model(3)
     hangs.go_on = threading.Event()
     for i in range(6):  # more buckets than the buffers that a sender may be ahead
@@ -252,21 +252,21 @@ def test_a_rank_that_hangs_in_mid_broadcast_leaves_the_others_half_written_and_n
 
 def test_whoever_learns_of_a_loss_ends_the_group_from_outside():
     sent = Model(1)
-    source, offer = source_of(sent, timeout=30)
+    source, offer = source_of(sent, timeout=90)
     ticket = offer(1, "w0.1", "w1.1").payload
     threading.Timer(0.5, break_group, (ticket, "worker w1.1: killed")).start()
     began = time.monotonic()
     errors = together(
         lambda: source.send(iter(sent.items())), taking(WeightReceiver(), ticket, "w0.1", Model(2))
     )
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
     assert [str(e) for e in errors] == ["worker w1.1: killed"] * 2
     break_group(replace(ticket, port=1, timeout_seconds=0.5), "nobody listens")
 
 
 def test_other_variables_are_printed_on_both_sides_before_anything_is_sent(monkeypatch):
     sent, model, kept = Model(1), Model(2), Model(2)
-    source, offer = source_of(sent, timeout=20)
+    source, offer = source_of(sent, timeout=90)
     ticket = offer(1, "w0.1").payload
     real = group_module.facts_of
 
@@ -295,7 +295,7 @@ def test_variables_that_only_log_may_differ(monkeypatch):
 
 def test_weights_of_another_model_or_type_are_refused_by_all_ranks():
     sent, model = Model(1), Model(2, torch.bfloat16)
-    source, offer = source_of(sent, timeout=20)
+    source, offer = source_of(sent, timeout=90)
     ticket = offer(1, "w0.1").payload
     problem = "weights of version 1 are not this model's: missing x"
     errors = together(
@@ -327,7 +327,7 @@ def test_two_ranks_on_one_gpu_and_two_versions_of_nccl_are_refused():
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_joiner_takes_the_parameters_of_a_peer_part_by_part(parts):
-    store = host_store(5.0)
+    store = host_store(60.0)
     update = offer_loan(settings(), store, "gloo", "worker w0.1", WeightsReceiver("w1.1", parts), 7)
     assert update.version == 7 and update.payload.raw and store.port == update.payload.port
     peers, joiners = [Model(i) for i in range(parts)], [Model(i + 5) for i in range(parts)]
@@ -350,8 +350,8 @@ def test_a_joiner_takes_the_parameters_of_a_peer_part_by_part(parts):
 
 
 def test_a_loan_ends_when_the_lender_takes_new_weights_itself():
-    store = host_store(30.0)
-    update = offer_loan(settings(timeout=30), store, "gloo", "worker w0.1", WeightsReceiver("w1.1"), 7)
+    store = host_store(90.0)
+    update = offer_loan(settings(timeout=90), store, "gloo", "worker w0.1", WeightsReceiver("w1.1"), 7)
     lender, joiner, began = WeightLender(), Model(2), time.monotonic()
     lender.start(update.payload, 0, device=CPU, parameters=Model(1).items)
     threading.Timer(0.7, lender.stop).start()
@@ -369,7 +369,7 @@ def test_a_loan_ends_when_the_lender_takes_new_weights_itself():
         )
     )
     assert isinstance(error, GroupBrokenError) and "takes new weights itself" in str(error)
-    assert time.monotonic() - began < 15 and store is not None
+    assert time.monotonic() - began < 60 and store is not None
     with pytest.raises(GroupBrokenError):
         raise_failed([lender.outcome()])
 

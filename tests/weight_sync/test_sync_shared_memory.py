@@ -26,7 +26,7 @@ def cluster():
 
 def arrived(update) -> list[dict[str, torch.Tensor]]:
     """Each bucket's weights, read by the safetensors library."""
-    blobs = [ray.get(bucket.ref, timeout=20) for bucket in update.payload]
+    blobs = [ray.get(bucket.ref, timeout=60) for bucket in update.payload]
     assert [(len(b), checksum(b)) for b in blobs] == [
         (bucket.nbytes, bucket.checksum) for bucket in update.payload
     ]

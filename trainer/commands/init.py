@@ -10,9 +10,10 @@ import typer
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from retriever_service.addresses import check_address
-from retriever_service.cli import IdKey, TextKey, TitleKey
+from retriever_service.cli import IdKey, NullIsEmpty, TextKey, TitleKey
 from retriever_service.index_folder.keys import NO_KEYS as NO_CORPUS_KEYS
 from retriever_service.index_folder.keys import CorpusKeys
+from retriever_service.index_folder.remarks import no_value_said, placed_said
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
@@ -20,6 +21,7 @@ from services.common.loading.user_code import is_import_path
 from services.common.printing.commands import typed
 from services.common.printing.completed import kept_in
 from services.common.printing.help_pages import CORPUS, INDEX, REPLACES
+from services.common.records.columns import NULL_IS_EMPTY
 from services.common.users_files import refuse_to_lose, refuse_to_replace
 from trainer.config.schema import load_config
 from trainer.data.checks.overlap import twins
@@ -113,9 +115,11 @@ def text_of(
         f"  train: {_quoted(data)}",
         *([f"  eval: {_quoted(held_out)}      # never trained on"] if held_out else []),
         *(f"  {name}_key: {_quoted(column)}" for name, column in keys.given.items()),
+        *(["  null_is_empty: true      # cells such as NULL or nan"] if keys.null_is_empty else []),
         "retriever:",
         f"  {source}",
         *(f"  {name}_key: {_quoted(column)}" for name, column in columns.given.items()),
+        *(["  null_is_empty: true"] if columns.null_is_empty and source.startswith("corpus") else []),
         "rollout:",
         *(f"  {line}" for line in machine.rollout),
         f"  prompts_per_step: {16 if gpus else 4}",
@@ -177,13 +181,14 @@ def init(
     text_key: TextKey = None,
     title_key: TitleKey = None,
     id_key: IdKey = None,
+    null_is_empty: NullIsEmpty = False,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("unspiral.yaml"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help=REPLACES)] = False,
 ) -> None:
     """Write a commented configuration that fits the machine, the model and your data, whose rows are read
     first."""
-    keys = Keys(question_key, answer_key, source_key, question_id_key)
-    columns = CorpusKeys(text_key, title_key, id_key)
+    keys = Keys(question_key, answer_key, source_key, question_id_key, null_is_empty)
+    columns = CorpusKeys(text_key, title_key, id_key, null_is_empty)
     if sum(one is not None for one in (corpus, index, url)) != 1:
         raise UserError("init: give one of --corpus, --index and --url, the passages that the agent searches")
     if columns and corpus is None:
@@ -251,12 +256,14 @@ def _of_questions(data: str, held_out: str | None, keys: Keys) -> list[str]:
             (report.several, "answer looks like several", "answers look like several"),
         ):
             if found:
-                lines.append(f"note: {counted(len(found), one, more)}; the first: {found[0]}")
+                how = f"; {NULL_IS_EMPTY.format('data')}" if found is report.no_value else ""
+                lines.append(f"note: {counted(len(found), one, more)}{how}; the first: {found[0]}")
     if len(there) == 2 and held_out is not None:
         same = sum(twin.similarity == 1 for twin in twins(held_out, data, keys=keys))
         if same:
             of = counted(same, "held-out question stands", "held-out questions stand")
-            lines.append(f"note: {of} in {data} too: {validating(held_out, data, **keys.given)}")
+            command = validating(held_out, data, null_is_empty=keys.null_is_empty, **keys.given)
+            lines.append(f"note: {of} in {data} too: {command}")
     return lines
 
 
@@ -267,6 +274,11 @@ def _of_corpus(corpus: str | None, columns: CorpusKeys) -> list[str]:
     report = validate_corpus(Path(corpus), keys=columns, most=LOOKED_AT)
     if not report.good:
         raise UserError(f"{corpus}: {report.total_line or 'empty; expected at least one passage'}")
-    if not report.total_line:
-        return []
-    return [f"note: {corpus}: {report.total_line}; mend them, or set retriever.skip_bad=true"]
+    lines = []
+    if report.total_line:
+        lines.append(f"note: {corpus}: {report.total_line}; mend them, or set retriever.skip_bad=true")
+    if report.no_id:
+        lines.append(f"note: {corpus}: {placed_said(report.no_id)}")
+    if report.no_value:
+        lines.append(f"note: {corpus}: {no_value_said(report.no_value)}; {NULL_IS_EMPTY.format('retriever')}")
+    return lines

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from services.common.names import accepted, nearest
+from services.common.printing.help_pages import in_a_sentence
 from services.common.printing.messages import said
 from trainer.commands.examples import example_of
 from trainer.config.expected import expected
@@ -74,7 +75,7 @@ def _help_of(error: Any) -> str:
     """What the help says of an option, to its first full stop."""
     options = [one for one in error.ctx.command.params if error.option_name in one.opts]
     text = (options[0].help or "").partition(". ")[0].rstrip(".") if options else "a value"
-    return f"{text[:1].lower()}{text[1:]}."
+    return f"{in_a_sentence(text)}."
 
 
 def _no_command(error: Any, context: Any) -> str:

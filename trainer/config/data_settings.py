@@ -19,6 +19,9 @@ class DataSettings(Settings):
     """Held-out questions."""
     skip_bad: bool = False
     """Leave out malformed rows, counted, instead of stopping at the first."""
+    null_is_empty: bool = False
+    """Take cells such as NULL, nan, None, N/A or - for empty: such a question or answer makes its row
+    malformed."""
     question_key: str | None = None
     """Column of the question, if it has a name of its own; counts in each file that has the column."""
     answer_key: str | None = None

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails, to_jsonable_python
 from ruamel.yaml import YAML
 
 from services.common.errors import UserError
+from services.common.http.addresses import is_http
 from services.common.loading.user_code import is_import_path
 from services.common.names import accepted, nearest
 from services.common.printing.kinds import shown
@@ -218,7 +219,7 @@ class Config(Settings):
             )
 
     def _check_probes(self) -> None:
-        served_elsewhere = (self.store.url or "").startswith(("http://", "https://"))
+        served_elsewhere = is_http(self.store.url or "")
         if served_elsewhere and self.probe.lag_steps >= self.store.token_steps:
             raise ValueError(
                 f"probe.lag_steps={self.probe.lag_steps} must be below "

@@ -8,6 +8,7 @@ from typing import Any
 from services.common.errors import UserError
 from services.common.names import nearest
 from services.common.printing.kinds import kind_of
+from services.common.runs.paths import CONFIG
 from services.common.users_files import parse_yaml, why_unread
 
 
@@ -16,7 +17,7 @@ def read_sections(path: Path) -> dict[str, Any]:
     try:
         raw = parse_yaml(path.read_text(encoding="utf-8"))
     except IsADirectoryError as e:
-        own = path / "config.yaml"
+        own = path / CONFIG
         hint = f"; {own} is one" if own.is_file() else ""
         raise UserError(f"{path}: is a folder; expected a YAML file{hint}") from e
     except (OSError, UnicodeDecodeError) as e:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from retriever_service.cli import IdKey, TextKey, TitleKey
+from retriever_service.cli import IdKey, NullIsEmpty, TextKey, TitleKey
 from retriever_service.index_folder.keys import NO_KEYS as NO_CORPUS_KEYS
 from retriever_service.index_folder.keys import CorpusKeys
 from retriever_service.settings import ServerSettings
@@ -26,7 +26,7 @@ from services.common.printing.console import Console
 from services.common.printing.harmless import harmless
 from services.common.printing.help_pages import INDEX, REPLACES
 from services.common.progress import progress_on
-from services.common.records.columns import SUCH_AS
+from services.common.records.columns import NULL_IS_EMPTY, SUCH_AS
 from services.common.users_files import one_out, refuse_to_replace
 from services.contracts import Question
 from trainer.config.schema import Config, load_config
@@ -39,17 +39,18 @@ from trainer.data.columns import Keys
 from trainer.data.convert import convert
 from trainer.data.models import aside, fetch
 from trainer.data.named_columns import keys_of
-from trainer.data.questions import NO_KEYS, BadRow, parsed, validate
+from trainer.data.questions import BadRow, parsed, validate
 from trainer.data.relative_paths import looked_for
 
 if TYPE_CHECKING:
-    from retriever_service.index_folder import corpus
+    from retriever_service.index_folder import corpus, remarks
     from retriever_service.search import backends
     from trainer.data import passages, prompts
     from trainer.data.checks import coverage
 else:  # numba, transformers and httpx take seconds
     backends = LazyModule("retriever_service.search.backends")
     corpus = LazyModule("retriever_service.index_folder.corpus")
+    remarks = LazyModule("retriever_service.index_folder.remarks")
     coverage = LazyModule("trainer.data.checks.coverage")
     passages = LazyModule("trainer.data.passages")
     prompts = LazyModule("trainer.data.prompts")
@@ -106,6 +107,7 @@ def validate_command(
     id_key: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Column of the ids, of passages or questions.")
     ] = None,
+    null_is_empty: NullIsEmpty = False,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="One JSON object in place of the lines, with all rows told of."),
@@ -114,26 +116,28 @@ def validate_command(
     """Read every row and count the questions of each data source, or the passages of a corpus. Malformed rows
     are listed, and make the exit status 2; so do questions of --against. The keys of a question count in both
     files, where their column is there, and those of a passage say that PATH is a corpus."""
-    keys, of_corpus = Keys(question_key, answer_key, source_key), CorpusKeys(text_key, title_key)
-    if of_corpus and keys != NO_KEYS:
+    keys = Keys(question_key, answer_key, source_key, null_is_empty=null_is_empty)
+    of_corpus = CorpusKeys(text_key, title_key, null_is_empty=null_is_empty)
+    if of_corpus and keys:
         raise UserError(
             "data validate: --text-key and --title-key are of a corpus; --question-key, --answer-key and "
             "--source-key are of questions"
         )
     path = hub.local_file("data validate", path, aside)
-    if keys != NO_KEYS or (not of_corpus and passages.asks_and_answers(path)):
+    if keys or (not of_corpus and passages.asks_and_answers(path)):
         keys = replace(keys, id=id_key)
     else:
         of_corpus = replace(of_corpus, id=id_key)
-    if of_corpus or (keys == NO_KEYS and passages.is_corpus(path)):
+    if of_corpus or (not keys and passages.is_corpus(path)):
         if index or config or against:
             raise UserError(f"{path}: is a corpus; --index, --config and --against go with questions")
         with _told(as_json) as told:
             _validate_corpus(path, told, of_corpus)
         return
     settings = load_config(config) if config else None
-    if settings and keys == NO_KEYS:
+    if settings and not keys:
         keys = keys_of(settings.data, path)
+        keys = replace(keys, null_is_empty=keys.null_is_empty or null_is_empty)
     if against is not None:
         refuse_without_questions("--against", against, keys)
     named = keys if against is None else keys.beside(path, against)
@@ -193,15 +197,13 @@ def _validate_corpus(path: Path, told: dict[str, Any], keys: CorpusKeys = NO_COR
             "its rows have no ids and are numbered from 0; if they are questions, name their columns by "
             "--question-key and --answer-key"
         )
+    if report.no_id:
+        typer.echo(remarks.placed_said(report.no_id))
+    if report.no_value:
+        said = remarks.no_value_said(report.no_value)
+        typer.echo(f"{said}; {NULL_IS_EMPTY.format('retriever')}")
     for count, what in (
         (report.empty, ("passage is empty", "passages are empty")),
-        (
-            report.no_value,
-            (
-                f"passage has a text or a title such as {SUCH_AS}",
-                f"passages have a text or a title such as {SUCH_AS}",
-            ),
-        ),
         (report.odd, (f"passage looks {ODDLY}", f"passages look {ODDLY}")),
         (
             report.long,
@@ -311,6 +313,7 @@ def convert_command(
     answer_key: AnswerKey = None,
     source_key: SourceKey = None,
     id_key: QuestionIdKey = None,
+    null_is_empty: NullIsEmpty = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Write questions in another format, by the file's ending; `data passages` writes corpora."""
@@ -320,7 +323,7 @@ def convert_command(
         hub.local_file("data convert", src, aside),
         dst,
         skip_bad=skip_bad,
-        keys=Keys(question_key, answer_key, source_key, id_key),
+        keys=Keys(question_key, answer_key, source_key, id_key, null_is_empty),
     )
     typer.echo(f"{counted(len(done.rows), 'question')} written to {dst}")
     _say_left_out(done.skipped, done.reasons)
@@ -344,6 +347,7 @@ def passages_command(
     text_key: TextKey = None,
     title_key: TitleKey = None,
     id_key: IdKey = None,
+    null_is_empty: NullIsEmpty = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Write documents of your own as a corpus of passages. Each passage has whole paragraphs, as far as they
@@ -351,7 +355,7 @@ def passages_command(
     earlier one."""
     dst = one_out("data passages", dst, out)
     refuse_to_replace(str(dst), dst, overwrite, src)
-    keys = CorpusKeys(text_key, title_key, id_key)
+    keys = CorpusKeys(text_key, title_key, id_key, null_is_empty)
     made = documents.write_passages(src, dst, words=words, skip_bad=skip_bad, keys=keys)
     for lines in ([f"{place}: no text" for place in made.empty], made.left_out, made.no_value, made.renamed):
         say_first(lines)
@@ -362,7 +366,7 @@ def passages_command(
         f"{lengths[len(lengths) // 2]} words at the median, {lengths[-1]} at most"
     )
     if made.no_value:
-        held = f"a text or a title such as {SUCH_AS}, which tables hold where there is nothing"
+        held = f"a text, a title or an id such as {SUCH_AS}, which tables hold where there is nothing"
         typer.echo(counted(len(made.no_value), f"row has {held}", f"rows have {held}"))
     if made.renamed:
         got = (

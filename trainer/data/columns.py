@@ -4,14 +4,12 @@ id."""
 from __future__ import annotations
 
 import ast
-import io
 import json
 import math
 import re
-import tokenize
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,10 @@ from services.common.records.columns import (
     is_missing,
     plain_name,
     value_at,
+    without_null,
 )
-from services.common.records.files import json_value
 from services.contracts import Question
+from trainer.data.lists_in_texts import list_in
 
 REWARD = ("reward_model", "reward_spec")
 """Columns of verl and SkyRL: `{"style": "rule", "ground_truth": ...}`."""
@@ -46,6 +45,8 @@ PROMPT = ("prompt", "messages", "conversations")
 _INSIDE = ("target", "targets", "golden_answers", "answers", "answer", "value", "text", "ground_truth")
 """Keys under which a dict keeps its answers."""
 _WANTED = {*REWARD, *ANSWERS, *ALIASES, *SOURCE, *PROMPT, *QUESTION, *IDENTITY, "extra_info", "answerable"}
+_CELLS = {*REWARD, *ANSWERS, *ALIASES, *SOURCE, *QUESTION, *IDENTITY}
+"""Columns in which `null_is_empty` counts."""
 _SPLIT = "<|answer_split|>"
 """Separator of answers in one text, in some data sets."""
 _NUMPY = re.compile(r"array\(\s*(\[.*\])\s*(?:,\s*dtype=\w+\s*)?\)", re.DOTALL)
@@ -56,8 +57,6 @@ _OTHER_TAGS = re.compile(r"</?(?:tool_call|tool_response|tool|function|python|co
 _NO = ("false", "no", "0", "0.0")
 """How tables write that a question has no answer, in small letters."""
 _SHOWN = 80
-_LONGEST_NAME = 60
-"""Characters of an answer beyond which marks in it are those of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -78,16 +77,25 @@ class Keys:
     answer: str | None = None
     source: str | None = None
     id: str | None = None
+    null_is_empty: bool = False
+    """Whether cells such as NULL, of these columns or those that are known, count as empty."""
 
     def __post_init__(self) -> None:
-        for name, key in asdict(self).items():
+        for name, key in self._named.items():
             if key is not None and not key.strip():  # an unset variable, which would not count
                 raise UserError(f"--{name}-key (of a run: data.{name}_key): is empty; expected a column")
+
+    def __bool__(self) -> bool:
+        return any(self.given.values())
+
+    @property
+    def _named(self) -> dict[str, str | None]:
+        return {"question": self.question, "answer": self.answer, "source": self.source, "id": self.id}
 
     @property
     def given(self) -> dict[str, str]:
         """Those that are set."""
-        return {name: key for name, key in asdict(self).items() if key}
+        return {name: key for name, key in self._named.items() if key}
 
     def is_wanted(self, name: str) -> bool:
         """As the function: whether a question may be made from a column of that name."""
@@ -104,21 +112,28 @@ class Keys:
     def of_file(self, path: str | Path) -> Keys:
         """Those of which the first row has the column: another file may have names that need no key."""
         first = next((one.fields for one in read_records(path) if one.fields is not None), None) or {}
-        return Keys(**{name: key for name, key in self.given.items() if column_of(first, key)})
+        return self._of({name for name, key in self.given.items() if column_of(first, key)})
 
     def beside(self, path: str | Path, other: str | Path) -> Keys:
         """Those by which `path` is read where `other` is compared with it: those of which it has the column,
         and those of which neither has it, a mistake that the reading tells."""
         mine, others = self.of_file(path).given, self.of_file(other).given
-        return Keys(**{name: key for name, key in self.given.items() if name in mine or name not in others})
+        return self._of({name for name in self.given if name in mine or name not in others})
+
+    def _of(self, names: set[str]) -> Keys:
+        """Those of these names."""
+        kept = {name: key for name, key in self.given.items() if name in names}
+        return Keys(**kept, null_is_empty=self.null_is_empty)
 
     def applied(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """The row with the named columns in the place of those that count otherwise. Raises UserError where
         it lacks one."""
         columns = ", ".join(map(str, row)) or "none"  # as they are, before one is put in another's place
         values: dict[str, Any] = {}
+        clean = without_null if self.null_is_empty else lambda value: value
+        row = {name: clean(held) if plain_name(name) in _CELLS else held for name, held in row.items()}
         for name, key in self.given.items():
-            if not is_missing(value := value_at(row, key)):
+            if not is_missing(value := clean(value_at(row, key))):
                 values[_PLACES[name][0]] = value if name in ("question", "answer") else _label(value, key)
             elif (own := column_of(row, key)) is None or plain_name(own) != plain_name(key):
                 raise UserError(f"--{name}-key {key}: nothing is there; the columns are {columns}")
@@ -321,42 +336,6 @@ def _texts_of_text(text: str, column: str) -> list[str]:
             f"`{column}` looks like a list written as text that can't be read: {stripped[:_SHOWN]}"
         )
     return [text]
-
-
-def several_in(answer: str) -> list[str]:
-    """What an answer consists of, if a table's cell may hold several with a mark of its own between them:
-    `Anna; Bob`, `Anna|Bob`, one a line. Commas divide too many answers that are one."""
-    marked = next((mark for mark in ("\n", "|", ";") if mark in answer.strip()), None)
-    parts = [part.strip() for part in answer.split(marked)] if marked else [answer]
-    parts = [part for part in parts if part]
-    return parts if all(len(part) <= _LONGEST_NAME for part in parts) else [answer]
-
-
-def list_in(text: str) -> list[str | int | float] | None:
-    """The texts and numbers of a list that was written as text, by JSON, Python or NumPy; None where it is no
-    such list.
-
-    NumPy writes no commas (`['Rome' 'Roma']`), which Python would read as one text: so it is read word by
-    word.
-    """
-    held = json_value(text)
-    if isinstance(held, list) and all(
-        isinstance(one, str | int | float) and not isinstance(one, bool) for one in held
-    ):
-        return held
-    items: list[str | int | float] = []
-    quoted = False
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(text.replace("\n", " ")).readline):
-            if token.type in (tokenize.STRING, tokenize.NUMBER):
-                items.append(ast.literal_eval(token.string))
-                quoted |= token.type == tokenize.STRING
-            elif token.string not in "[](),":  # the end is an empty text
-                return None
-    except (tokenize.TokenError, SyntaxError, ValueError):
-        return None
-    is_text = [isinstance(one, str | int | float) for one in items]
-    return items if items and all(is_text) and (quoted or text[0] == "[") else None
 
 
 def _text(row: Mapping[str, Any], user: str | None, names: str) -> tuple[str, str]:

@@ -11,14 +11,14 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys
+from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys, title_and_text
+from retriever_service.index_folder.passages import no_value_in
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import written_aside
 from services.common.records import Record, data_files, field_of, no_utf8, read_records
 from services.common.records.columns import CONTENTS, IDENTITY, is_missing, plain_name
 from services.common.records.files import DOCUMENTS, refuse_pipe
-from trainer.data.passages import no_value_in, title_and_text
 from trainer.data.questions import refused
 from trainer.data.taken import Taken
 
@@ -65,7 +65,7 @@ class Made:
     bad: list[str] = field(default_factory=list)
     """Documents and rows that could not be read, with `skip_bad`: place and reason."""
     no_value: list[str] = field(default_factory=list)
-    """Rows whose text or title is what tables hold where there is nothing, such as NULL."""
+    """Rows whose text, title or id is what tables hold where there is nothing, such as NULL."""
     renamed: list[str] = field(default_factory=list)
     """Rows whose id another one had before, with their new ones."""
     words: list[int] = field(default_factory=list)
@@ -224,7 +224,7 @@ def _of_row(record: Record, number: int, keys: CorpusKeys, made: Made) -> Docume
     new_id = f"{record.file.name.split('.')[0]}_{number}"
     name = str(identity[1]) if identity is not None else new_id
     above, text = (str(title[1]), found[1]) if title is not None else title_and_text(found[1])
-    if (what := no_value_in(above, text)) is not None:
+    if (what := no_value_in(above, text, name)) is not None:
         made.no_value.append(f"{record.place}: {what}")
     return Document(record.place, name, [Section(above, _paragraphs(text))], _others(row, used), new_id)
 

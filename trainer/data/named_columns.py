@@ -8,12 +8,12 @@ from pathlib import Path
 from trainer.config.data_settings import DataSettings
 from trainer.data import models
 from trainer.data.columns import Keys
-from trainer.data.questions import NO_KEYS, Questions, load_questions
+from trainer.data.questions import Questions, load_questions
 
 
 def named_in(data: DataSettings) -> Keys:
     """All columns that a configuration names."""
-    return Keys(data.question_key, data.answer_key, data.source_key, data.id_key)
+    return Keys(data.question_key, data.answer_key, data.source_key, data.id_key, data.null_is_empty)
 
 
 def keys_of(data: DataSettings, file: str | Path) -> Keys:
@@ -21,7 +21,7 @@ def keys_of(data: DataSettings, file: str | Path) -> Keys:
     column counts where the file has it; one that neither it nor the other of them has is a mistake. Raises
     UserError. file: as it is given, or where it lies."""
     keys = named_in(data)
-    if keys == NO_KEYS or not Path(file).exists():
+    if not keys or not Path(file).exists():
         return keys
     other = data.eval if str(file) == data.train else data.train
     counting = keys.beside(file, other) if other and Path(other).exists() else keys
@@ -37,9 +37,12 @@ def questions_in(data: DataSettings, file: str, *, first: int | None = None) -> 
     return load_questions(found, skip_bad=data.skip_bad, first=first, keys=keys)
 
 
-def validating(file: str, against: str | None = None, **keys: str | None) -> str:
+def validating(file: str, against: str | None = None, **keys: str | bool | None) -> str:
     """The command that lists what is wrong with a file, for messages. keys: columns by the options that name
-    them, such as `question`."""
+    them, such as `question`, and `null_is_empty`."""
     words = ["unspiral", "data", "validate", file, *(["--against", against] if against else [])]
-    words += [word for name, column in keys.items() if column for word in (f"--{name}-key", column)]
+    for name, column in keys.items():
+        if isinstance(column, str) and column:
+            words += [f"--{name}-key", column]
+    words += ["--null-is-empty"] if keys.get("null_is_empty") else []
     return shlex.join(words)

@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retriever_service.index_folder.corpus import are_numbered, corpus_files, is_one_file_of_lines
-from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys
-from retriever_service.index_folder.passages import Row, row_of
+from retriever_service.index_folder.corpus import Places, are_numbered, corpus_files, is_one_file_of_lines
+from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys, title_and_text
+from retriever_service.index_folder.passages import Row, no_value_in, row_of
+from retriever_service.index_folder.remarks import no_id
 from retriever_service.index_folder.repeated import again
 from retriever_service.index_folder.rows import hash_of
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.records import read_records
-from services.common.records.columns import QUESTION, is_no_value, plain_name
+from services.common.records.columns import QUESTION, plain_name
 from trainer.data.columns import ANSWERS, PROMPT, REWARD
 
 ODD = re.compile("\N{REPLACEMENT CHARACTER}|Ã[\x80-\xbf]|â€|Â[\xa0-\xbf]")
 """What UTF-8 looks like that was read in another encoding and written again."""
-_TITLE = re.compile(r'\s*"([^\r\n]*)"[ \t]*\r?\n(?=\s*\S)')
 SHOWN = 10
 LONG = 1000
 """Words from which on a passage is told of: the papers' have 100, and a search shows some whole ones."""
@@ -41,7 +41,9 @@ class CorpusReport:
     empty: int = 0
     odd: int = 0
     no_value: int = 0
-    """Passages whose text or title is what tables hold where there is nothing, such as NULL."""
+    """Passages whose text, title or id is what tables hold where there is nothing, such as NULL."""
+    no_id: int = 0
+    """Passages without an id, in a corpus with ids; their places name them."""
     long: int = 0
     same_ids: int = 0
     same_texts: int = 0
@@ -84,7 +86,7 @@ def is_corpus(path: Path) -> bool:
         asks, answers = _question_in(first.fields)
         if asks and answers:
             return False  # questions that carry a passage of their own
-        return bool(row_of(first.fields, None if asks or answers else 0))
+        return bool(row_of(first.fields, None if asks or answers else "0"))
     except (UserError, ValueError):
         return False
 
@@ -146,7 +148,10 @@ def validate_corpus(
         if not row.contents.strip():
             report.empty += 1
             note(f"{place}: the passage {row.id!r} is empty", report.empty)
-        if (what := no_value_in(*title_and_text(row.contents))) is not None:
+        if row.placed and not numbers:
+            report.no_id += 1
+            note(f"{place}: {no_id(row.id)}", report.no_id)
+        if (what := no_value_in(*title_and_text(row.contents), row.id)) is not None:
             report.no_value += 1
             note(f"{place}: of the passage {row.id!r} {what}", report.no_value)
         if ODD.search(row.contents):
@@ -167,24 +172,10 @@ def validate_corpus(
     return report
 
 
-def title_and_text(contents: str) -> tuple[str, str]:
-    """The title of a passage in Search-R1's form, `"TITLE"` in a line of its own above the text; otherwise
-    none, and all of it."""
-    found = _TITLE.match(contents)
-    return (found[1].strip(), contents[found.end() :]) if found else ("", contents)
-
-
-def no_value_in(title: str, text: str) -> str | None:
-    """Such as `the text is 'NULL'`; None where both say something."""
-    for what, held in (("text", text), ("title", title)):
-        if is_no_value(held):
-            return f"the {what} is {held.strip()!r}"
-    return None
-
-
 def _rows(path: Path, numbers: bool, keys: CorpusKeys) -> Iterator[tuple[str, Row | ValueError]]:
     """The place of each row, and the row or the reason why it is none."""
     lines = is_one_file_of_lines(corpus_files(path))  # a build numbers these by their lines
+    places = Places(numbers)
     for number, record in enumerate(read_records(path), 1):
         try:
             if record.fields is None:
@@ -193,7 +184,7 @@ def _rows(path: Path, numbers: bool, keys: CorpusKeys) -> Iterator[tuple[str, Ro
                 record.place,
                 row_of(
                     keys.applied(record.fields),
-                    (record.number if lines else number) - 1 if numbers else None,
+                    places.of((record.number if lines else number) - 1),
                     keys.given,
                 ),
             )

@@ -15,7 +15,8 @@ from services.common.errors import UserError
 from services.common.records import ACCEPTED, Record, data_files, read_records
 from services.common.records.columns import is_no_value
 from services.contracts import Question
-from trainer.data.columns import Keys, Parsed, question_of, several_in
+from trainer.data.columns import Keys, Parsed, question_of
+from trainer.data.lists_in_texts import several_in
 from trainer.data.passages import ODD
 from trainer.rewards import normalize, unscorable
 
@@ -78,7 +79,7 @@ class Report:
     emptied: list[str] = field(default_factory=list)
     """One line for each row with a golden answer of which scoring leaves nothing."""
     no_value: list[str] = field(default_factory=list)
-    """One line for each row whose question or answer is what tables hold where there is nothing (NULL)."""
+    """One line for each row whose question, answer, id or source is such as NULL."""
     several: list[str] = field(default_factory=list)
     """One line for each row whose only answer looks like several."""
     first_notes: list[str] = field(default_factory=list)
@@ -207,7 +208,12 @@ def validate(
                 report.emptied,
                 f"{record.place}: of the answer {emptied!r} scoring by em, f1 and subem leaves nothing",
             )
-        for what, text in (("question", question.text), *(("answer", answer) for answer in answers)):
+        for what, text in (
+            ("question", question.text),
+            *(("answer", answer) for answer in answers),
+            ("id", question.id),
+            ("data source", question.data_source),
+        ):
             if is_no_value(text) and text != emptied:
                 line = f"{record.place}: the {what} {text!r} is what tables hold where there is nothing"
                 report.note(report.no_value, line)

@@ -9,6 +9,7 @@ from typing import Any
 
 from services.common.counting import counted
 from services.common.files import json_lines
+from services.common.runs.paths import TRAJECTORIES
 
 
 def next_commands(run: Path, index: Path) -> list[str]:
@@ -54,7 +55,7 @@ def _shown(run: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
 
 
 def _kept(run: Path, when: str) -> list[dict[str, Any]]:
-    return json_lines(run / "trajectories" / f"eval_{when}_greedy.jsonl")
+    return json_lines(run / TRAJECTORIES / f"eval_{when}_greedy.jsonl")
 
 
 def _searches(trajectory: dict[str, Any]) -> int:

@@ -21,10 +21,12 @@ from rich.table import Table
 from services.common.counting import counted
 from services.common.errors import UnspiralError, UserError
 from services.common.files import json_lines, lock, move, write_atomically, write_json
+from services.common.loading.own_packages import refuse_others_here
 from services.common.printing.commands import typed
 from services.common.printing.console import Console
 from services.common.processes import signals
 from services.common.progress import progress_on
+from services.common.runs.paths import EVENTS, LOCK, METRICS
 from services.likelihood.exports.report import write_report
 from trainer.config.schema import Config, dump_config, parse_config
 from trainer.lab.before_after import before_after, next_commands
@@ -75,7 +77,7 @@ def fresh_config(raw: dict[str, Any]) -> Config:
     if config.run_dir.is_dir():
         taken = f"{config.run_dir} is in use by another running process"
         way = "; choose another --dir or --seed"
-        with lock(config.run_dir / ".lock", lambda holder: UserError(taken + holder + way)):
+        with lock(config.run_dir / LOCK, lambda holder: UserError(taken + holder + way)):
             before = config.run_dir.with_name(config.run_dir.name + ".before")
             shutil.rmtree(before, ignore_errors=True)
             move(config.run_dir, before)
@@ -201,6 +203,7 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config], *, resu
     Raises UnspiralError as soon as one ends badly, Stopped after SIGINT or SIGTERM; the others are ended
     first.
     """
+    refuse_others_here()
     processes: dict[str, subprocess.Popen[bytes]] = {}
     columns = (
         TextColumn("{task.description:>5}"),
@@ -231,7 +234,7 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config], *, resu
                         f"the arms did not end within {limit:.0f} s; logs in {folder}", explained=True
                     )
                 for arm, config in configs.items():
-                    if steps := json_lines(config.run_dir / "metrics.jsonl"):
+                    if steps := json_lines(config.run_dir / METRICS):
                         last = steps[-1]
                         bars.update(
                             tasks[arm],
@@ -240,7 +243,7 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config], *, resu
                         )
                 time.sleep(1.0)
             for arm, config in configs.items():
-                bars.update(tasks[arm], completed=len(json_lines(config.run_dir / "metrics.jsonl")))
+                bars.update(tasks[arm], completed=len(json_lines(config.run_dir / METRICS)))
 
 
 def running(processes: dict[str, subprocess.Popen[bytes]], folder: Path, configs: dict[str, Config]) -> bool:
@@ -277,8 +280,8 @@ def ended(processes: dict[str, subprocess.Popen[bytes]]) -> Iterator[None]:
 
 def arm_result(run: Path, arm: str, seed: int) -> dict[str, Any]:
     """The row of one arm in the study's table. The last columns are means of the last 15 steps."""
-    steps = json_lines(run / "metrics.jsonl")
-    events = json_lines(run / "events.jsonl")
+    steps = json_lines(run / METRICS)
+    events = json_lines(run / EVENTS)
     scores: dict[str, list[float]] = {"greedy": [], "sampled": []}
     for e in events:
         if e["event"] == "evaluation":

@@ -32,6 +32,7 @@ from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import move, put_folder, readable_as_usual, sync, write_json
 from services.common.runs.paths import (
     BEST,
+    CHECKPOINTS,
     LATEST,
     in_runs,
     is_run,
@@ -57,7 +58,7 @@ _NAME = re.compile(r"^step_(\d+)(\.old)?$")
 
 def step_folder(run_dir: str | Path, step: int) -> Path:
     """Where a run keeps the checkpoint of a step."""
-    return Path(run_dir) / "checkpoints" / f"step_{step:06d}"
+    return Path(run_dir) / CHECKPOINTS / f"step_{step:06d}"
 
 
 class CheckpointNotWritten(EnvironmentLacks):
@@ -96,6 +97,8 @@ def written_aside(path: Path, known: Mapping[str, dict[str, Any]] | None = None)
         put_folder(aside, path, earlier=old)
         sync(path.parent)
         _remove(old)
+        # Of a process that was killed before it had removed its own.
+        remove_abandoned(path.parent, f"{ASIDE}{path.name}-", "-old")
     except OSError as e:
         raise CheckpointNotWritten(f"{path} cannot be written: {e}") from e
     finally:
@@ -176,7 +179,7 @@ def find(given: str | Path, run: Path | None = None, say: Callable[[str], None] 
         if (path / MANIFEST).exists() or _NAME.match(path.name):
             return path.parent / path.readlink() if path.name == BEST and path.is_symlink() else path
         run = run_folder(path)
-        if not is_run(run) and not (run / "checkpoints").is_dir():
+        if not is_run(run) and not (run / CHECKPOINTS).is_dir():
             raise UserError(
                 f"checkpoint {given}: neither a checkpoint nor a run's folder; expected {ACCEPTED}"
             )
@@ -211,7 +214,7 @@ def latest(
 
 def mark_best(run_dir: str | Path, checkpoint: Path | None) -> None:
     """Let the link `checkpoints/best` lead to a checkpoint of the run, or remove it."""
-    link = Path(run_dir) / "checkpoints" / BEST
+    link = Path(run_dir) / CHECKPOINTS / BEST
     if checkpoint is None:
         link.unlink(missing_ok=True)
         return
@@ -225,7 +228,7 @@ def mark_best(run_dir: str | Path, checkpoint: Path | None) -> None:
 
 def best_of(run_dir: str | Path) -> Path | None:
     """The checkpoint of the best held-out score that a run keeps, or None."""
-    link = Path(run_dir) / "checkpoints" / BEST
+    link = Path(run_dir) / CHECKPOINTS / BEST
     if not link.is_symlink():
         return None
     best = link.parent / link.readlink()
@@ -258,7 +261,7 @@ def prune(run_dir: str | Path, keep: int, besides: Path | None = None) -> list[P
 
     A torn checkpoint never counts as one of those kept. Must not run beside a write in the same run."""
     kept = [p for p in _newest_first(Path(run_dir)) if fault(p, checksums=False) is None][:keep]
-    folder = Path(run_dir) / "checkpoints"
+    folder = Path(run_dir) / CHECKPOINTS
     entries = list(folder.iterdir()) if folder.is_dir() else []
     gone = [
         p
@@ -279,7 +282,7 @@ def step_of(path: Path) -> int:
 
 
 def _newest_first(run_dir: Path) -> list[Path]:
-    folder = run_dir / "checkpoints"
+    folder = run_dir / CHECKPOINTS
     found = [(m, p) for p in (folder.iterdir() if folder.is_dir() else ()) if (m := _NAME.match(p.name))]
     # Of two folders of a step the one with the plain name is the newer.
     return [p for m, p in sorted(found, key=lambda x: (-int(x[0][1]), bool(x[0][2])))]

@@ -346,7 +346,8 @@ def joined(
     metrics["time/update_compute"] = max(r.metrics["time/update_compute"] for r in results)
     if llds_lambda and algorithm.llds.answer_weight != "off":
         metrics["llds/beta"] = answer_beta
-    return UpdateResult(scores.logp, scores.entropy, metrics, sum(s.skipped for s in steps))
+    # All ranks change together, and each tells it of its own share; that of the first is enough.
+    return UpdateResult(scores.logp, scores.entropy, metrics, sum(s.skipped for s in steps), results[0].told)
 
 
 def gathered(batch: TokenBatch, ranks: list[RankScores]) -> Scores:

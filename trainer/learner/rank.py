@@ -11,6 +11,7 @@ batch is counted.
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import time
@@ -138,9 +139,15 @@ class LearnerRank(RankSteps):
         }
 
     def shutdown(self) -> None:
-        """Leave the process group."""
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        """Leave the process group, and let go of the weights. Another rank may follow in this process."""
+        engine, self.reductions = vars(self).pop("engine", None), None
+        try:
+            if engine is not None and torch.distributed.is_initialized():
+                engine.close()
+        finally:
+            zero.leave_distributed()
+            del engine
+            gc.collect()  # it is full of circles, and its groups end their threads with it
 
     # Scoring
 
@@ -273,7 +280,8 @@ class LearnerRank(RankSteps):
                 "time/update_compute": time.monotonic() - began,
             }
         )
-        return RankUpdate(scores, steps, metrics)
+        told, self.told = tuple(self.told), []
+        return RankUpdate(scores, steps, metrics, told)
 
     def _step(
         self,

@@ -38,6 +38,8 @@ class RankSteps(RankWeights):
         self.tokens_tried = 0
         """Tokens of the largest micro-batch that was seen to fit with its activations."""
         self.reductions: Reductions | None = None
+        self.told: list[str] = []
+        """What the next result of an update tells the driver: a rank's own log is read by nobody."""
 
     def _plan_memory(self, policy: PolicyModel) -> None:
         """Whether activations are kept, once the engine is built."""
@@ -70,10 +72,9 @@ class RankSteps(RankWeights):
             fits = memory.fits(policy, lambda: self._forward_of(policy, largest)[0], due)
             self.tokens_tried = max(tokens, self.tokens_tried)
         if not self._on_all_ranks(fits):
-            log.warning(
-                "learner: the activations of %d tokens did not fit; from now on they are computed again in "
-                "the backward pass (learner.gradient_checkpointing=auto)",
-                tokens,
+            self._tell(
+                f"the activations of {tokens:,} tokens did not fit; from now on they are computed again in "
+                "the backward pass (learner.gradient_checkpointing=auto)"
             )
             self._switch_on_checkpointing()
 
@@ -113,12 +114,16 @@ class RankSteps(RankWeights):
                 if self.world_size > 1:  # the others are in the step's own collective operations
                     raise
         attempt.undo()
-        log.warning(
-            "learner: memory ran out in an optimiser step, which is taken again; from now on activations are "
-            "computed again in the backward pass (learner.gradient_checkpointing)"
+        self._tell(
+            "memory ran out in an optimiser step, which was taken again; from now on activations are "
+            "computed again in the backward pass, about a third slower (learner.gradient_checkpointing)"
         )
         self._switch_on_checkpointing()
         return self._take_step(part, losses, lr)
+
+    def _tell(self, line: str) -> None:
+        log.warning("learner: %s", line)
+        self.told.append(line)
 
     def _on_all_ranks(self, well: bool) -> bool:
         """Whether all is well on every rank."""

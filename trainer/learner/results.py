@@ -54,6 +54,8 @@ class RankUpdate(NamedTuple):
     """One entry per optimiser step; the counts are this rank's own."""
     metrics: dict[str, float]
     """Metrics that need no counts of other ranks, by name."""
+    told: tuple[str, ...] = ()
+    """What has changed in how the rank works, in words."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class UpdateResult:
     metrics: dict[str, float]
     skipped_steps: int
     """Optimiser steps that were not taken because the loss or the gradient norm was not finite."""
+    told: tuple[str, ...] = ()
+    """What has changed in how the ranks work, in words: lack of memory."""
 
     @property
     def moved(self) -> bool:

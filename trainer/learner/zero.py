@@ -183,6 +183,10 @@ class ZeroEngine:
             return ((name, p.detach()) for name, p in self.weights)
         return iter_partitioned(self.weights, bucket_bytes)
 
+    def close(self) -> None:
+        """Let go of what DeepSpeed's tables hold of this engine: it would keep its memory and its group."""
+        self.engine.destroy()
+
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """(name, whole shape) of each parameter, in the order of `iter_weights`. Gathers nothing."""
         if self.policy.lora_scale:
@@ -405,3 +409,12 @@ def init_distributed(
         backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_seconds)
     )
     deepspeed.init_distributed(dist_backend=backend)
+
+
+def leave_distributed() -> None:
+    """Leave the process group, and the one that DeepSpeed makes beside it. Does nothing outside of one.
+
+    Threads of gloo ask for Python's lock when they let go of a tensor, and one that asks while the
+    interpreter ends takes the process with it (SIGABRT, "terminate called without an active exception")."""
+    if torch.distributed.is_initialized():
+        import_deepspeed().comm.destroy_process_group()

@@ -318,6 +318,9 @@ class Driver(RunState):
         state = self.recorder.step(result, metrics, held_out)
         if result.update.idle and (why := self.notices.idle_step(result.step, batch)):
             self.system.folder.event("nothing_learnt", step=result.step, why=why)
+        for line in result.update.told:
+            self.notices.say(f"step {result.step}: learner: {line}")
+            self.system.folder.event("learner_memory", step=result.step, text=line)
         self.notices.rewards(result.step, self.sampler)
         action = self.actions.decide(state)
         if action:

@@ -22,6 +22,7 @@ from services.common.deadlines import within
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import write_json
 from services.common.redaction import address_without_secrets
+from services.common.runs.paths import CONTROL
 from services.control.gateway import announce_run, withdraw_run
 from services.control.launch import serve_in_thread
 from services.control.records import (
@@ -253,7 +254,7 @@ async def reach(url: str) -> Reach:
 async def served(config: Config, folder: Path, say: Callable[[str], None]) -> AsyncIterator[RunControl]:
     """The run's control plane, served while inside; its address is in `control.json` of the run's folder."""
     control = RunControl(config, folder)
-    address = folder / "control.json"
+    address = folder / CONTROL
     address.unlink(missing_ok=True)  # of an attempt that was killed
     if not config.control.enabled:
         yield control

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from services.common.errors import UserError
 from services.common.printing.console import Console
 from services.common.processes import signals
-from services.common.runs.paths import BEST, in_runs, last_step, near_run, runs_like
+from services.common.runs.paths import BEST, CHECKPOINTS, in_runs, last_step, near_run, runs_like
 from services.likelihood.exports.report import write_report
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config
@@ -66,7 +66,7 @@ def checkpoint_of(resume: str, folder: Path) -> Path | None:
 
 def lies_in(checkpoint: Path, run: Path) -> bool:
     """Whether it is one of this run's."""
-    mine = [place.resolve() for place in (run, run / "checkpoints")]  # either may be a link
+    mine = [place.resolve() for place in (run, run / CHECKPOINTS)]  # either may be a link
     return any(map(checkpoint.absolute().parent.resolve().is_relative_to, mine))
 
 

@@ -13,8 +13,10 @@ from retriever_service.errors import RetrieverUnavailable
 from retriever_service.index_folder.description import LEFT_OUT
 from services.common.counting import left_out
 from services.common.errors import EnvironmentLacks, UserError
+from services.common.http.addresses import is_http
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.redaction import address_without_secrets
+from services.common.runs.paths import STORE
 from services.launcher import Service, index_corpus, start_likelihood, start_retriever
 from services.likelihood.client import LikelihoodClient
 from services.settings import RetrieverSettings
@@ -111,11 +113,11 @@ async def likelihood_store(config: Config, stack: AsyncExitStack, say: Say) -> L
     """Client of the likelihood service: the one given, or one started here on the store."""
     url = config.store.url
     token_steps = max(config.store.token_steps, config.probe.lag_steps + 1)
-    if url is None or not url.startswith(("http://", "https://")):
+    if url is None or not is_http(url):
         with told(say, "the likelihood service to start"):
             start = partial(
                 start_likelihood,
-                url or f"sqlite:{(config.run_dir / 'likelihood.db').resolve()}",
+                url or f"sqlite:{(config.run_dir / STORE).resolve()}",
                 token_steps=token_steps,
                 trajectory_steps=config.store.trajectory_steps,
                 name=f"unspiral-{config.run.name}-likelihood",

@@ -5,6 +5,9 @@
 
 from typing import Any
 
+from unspiral_health import needs_torch  # noqa: F401
+
+# isort: split
 import torch
 
 from unspiral_health.adapters import stable_name

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from unspiral_health import needs_torch  # noqa: F401
+
+# isort: split
 import torch
 
 from unspiral_health.adapters import groups_of, last_of, wrap

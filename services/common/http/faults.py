@@ -17,6 +17,7 @@ from starlette.routing import Match
 
 from services.common.errors import UnspiralError
 from services.common.http.heads import PATHS as HEAD_PATHS
+from services.common.http.pages import no_such_page
 from services.common.printing.messages import said
 
 CLIENT_LEFT = 499
@@ -109,7 +110,10 @@ def install_faults(app: FastAPI, refused: Callable[[int], None], form: FaultForm
         return refuse(f"{place}: {said(first['msg'])} (got {given!r})", 422, field=place)
 
     @app.exception_handler(HTTPException)
-    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+    async def _http(request: Request, error: HTTPException) -> Response:
+        if page := no_such_page(request, error):
+            refused(404)
+            return page
         where = f"{request.method} {request.scope['path']}"
         headers = allowed_methods(request) if error.status_code == 405 else error.headers
         return refuse(f"{where}: {error.detail}", error.status_code, headers)

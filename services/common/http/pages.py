@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, Response
+from starlette.exceptions import HTTPException
 
 STATIC = Path(__file__).parent / "static"
 STYLE = f"<style>\n{(STATIC / 'shell.css').read_text(encoding='utf-8')}</style>"
 SCRIPT = f"<script data-alone>\n{(STATIC / 'shell.js').read_text(encoding='utf-8')}</script>"
+SERVICE = f"<script>\n{(STATIC / 'service.js').read_text(encoding='utf-8')}</script>"
 
 
 def shelled(page: Path) -> str:
     """A page of one file, with the look and the theme that all pages share written into it. It has
-    `<!--shell-->` before its own styles, `<!--theme-->` at its end, and a button `theme`."""
+    `<!--shell-->` before its own styles, `<!--theme-->` at its end, and a button `theme`; with
+    `<!--service-->` before its own scripts it can tell whether the service is ready."""
     text = page.read_text(encoding="utf-8")
-    return text.replace("<!--shell-->", STYLE).replace("<!--theme-->", SCRIPT)
+    for mark, part in (("<!--shell-->", STYLE), ("<!--theme-->", SCRIPT), ("<!--service-->", SERVICE)):
+        text = text.replace(mark, part)
+    return text
 
 
 LOGIN = shelled(STATIC / "login.html")
 """The form of the gate; `<!--message-->` is where a refusal is said."""
 DOCS = shelled(STATIC / "docs.html")
+MISSING = shelled(STATIC / "missing.html")
 ICON = (STATIC / "favicon.svg").read_bytes()
 WAY = '<a href="./">← the page of the service</a>'
 CONTENT_POLICY = (
@@ -30,14 +37,31 @@ CONTENT_POLICY = (
 )
 
 
+def no_such_page(request: Request, error: HTTPException) -> HTMLResponse | None:
+    """What a browser shows at an address that no route has: the ways to those that there are. None of
+    another error, and for whoever reads no pages."""
+    reads = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+    if not reads or (error.status_code, error.detail) != (404, "Not Found"):  # Starlette's own words
+        return None
+    has_page = _has_page(request.app)
+    known = "The page of the service leads to what there is." if has_page else "The API lists what there is."
+    way = '<a href="/">← the page of the service</a>' if has_page else ""
+    text = MISSING.replace("<!--way-->", way).replace("<!--list-->", known)
+    text = text.replace("<!--path-->", html.escape(request.scope["path"][:300]))
+    return HTMLResponse(text, 404, {"Content-Security-Policy": CONTENT_POLICY})
+
+
+def _has_page(app: FastAPI) -> bool:
+    return any(getattr(route, "path", None) == "/" for route in app.routes)
+
+
 def add_pages(app: FastAPI, title: str, heading: str) -> None:
     """Add /docs, which shows the application's own /openapi.json, and /favicon.ico."""
     page = DOCS.replace("<!--title-->", title).replace("<!--heading-->", heading)
 
     @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
     async def docs() -> HTMLResponse:
-        has_page = any(getattr(route, "path", None) == "/" for route in app.routes)
-        text = page.replace("<!--way-->", WAY if has_page else "")
+        text = page.replace("<!--way-->", WAY if _has_page(app) else "")
         return HTMLResponse(text, headers={"Content-Security-Policy": CONTENT_POLICY})
 
     @app.get("/favicon.ico", response_class=Response, include_in_schema=False)

@@ -1,11 +1,11 @@
-"""Words that a shell completes where an option takes one of a few. It imports nothing of the house: command
-lines of a plain install use it."""
+"""Words that a shell completes where an option takes one of a few."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from importlib import import_module
 from typing import Any, Literal, get_args, get_origin
+
+from services.common.loading.lazy import LazyModule
 
 Completion = Callable[[str], list[str]]
 """What Typer takes as `autocompletion`: the words that may stand in place of the incomplete one."""
@@ -22,9 +22,10 @@ def kept_in(place: str, *others: str) -> Completion:
     a collection, or of a function that returns one. others: words that are accepted besides, and stand
     first."""
     module, _, name = place.partition(":")
+    held = LazyModule(module)
 
     def completed(incomplete: str) -> list[str]:
-        kept = getattr(import_module(module), name)
+        kept = getattr(held, name)
         return one_of([*others, *(kept() if callable(kept) else kept)])(incomplete)
 
     return completed

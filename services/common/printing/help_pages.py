@@ -18,6 +18,11 @@ TYPES = {"<str>": "TEXT", "<list[str]>": "TEXT", "<path>": "PATH", "<int>": "INT
 """What Typer calls the types of values, and what a help page does: they stand in a narrow column."""
 
 
+def in_a_sentence(text: str) -> str:
+    """The beginning of a help text, behind other words."""
+    return f"{text[:1].lower()}{text[1:]}"
+
+
 def in_house_style(command: Any) -> Any:
     """The command of Typer, and all below it: arguments have capitals, --out is -o too, and a help page is as
     `as_shown` says."""

@@ -17,6 +17,8 @@ NO_VALUE = {"null", "nan", "none", "n/a", "#n/a", "<na>", "-", "--"}
 """What tables hold where there is nothing, in small letters. Each may be meant: an answer may be None."""
 SUCH_AS = "NULL, nan, None, N/A or -"
 """Some of these, for messages."""
+NULL_IS_EMPTY = "--null-is-empty (of a run: {}.null_is_empty) takes such cells for empty"
+"""For messages, with the section of a run's configuration."""
 _APART = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\s.-]+")
 
 
@@ -76,3 +78,16 @@ def is_missing(value: Any) -> bool:
 def is_no_value(text: str) -> bool:
     """Whether a text is what tables hold where there is nothing, such as NULL."""
     return len(text) < 20 and text.strip().lower() in NO_VALUE
+
+
+def without_null(value: Any) -> Any:
+    """A cell, empty where it is what tables hold where there is nothing; in a list such ones are left out."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, str):
+        return "" if is_no_value(value) else value
+    if isinstance(value, list | tuple):
+        return [held for one in value if not is_missing(held := without_null(one))]
+    if isinstance(value, dict):
+        return {name: without_null(held) for name, held in value.items()}
+    return value

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.files import holder_of
+from services.common.runs.paths import CONFIG, LOCK
 
 ENDS = {0: "ended", 4: "stopped by the monitor", 129: "stopped", 130: "stopped", 143: "stopped"}
 """State by exit status; any other is a failure."""
@@ -22,7 +23,7 @@ def state_of(folder: Path, summary: Mapping[str, Any], last_step: int) -> str:
 
     A run that writes its own report at its end holds its lock still, and has ended.
     """
-    holder = holder_of(folder / ".lock")
+    holder = holder_of(folder / LOCK)
     if holder and holder != f" (process {os.getpid()})":
         return RUNNING
     if "exit" in summary and not _older(summary, last_step):
@@ -39,7 +40,7 @@ def is_over(run: Path, summary: Mapping[str, Any], last_step: int) -> bool:
 def ending(folder: Path, summary: Mapping[str, Any], last_step: int) -> dict[str, str] | None:
     """`state`, and `text`, a sentence for a report. None where nothing is known: a folder that holds metrics
     alone."""
-    if not (folder / "config.yaml").is_file() and "exit" not in summary:
+    if not (folder / CONFIG).is_file() and "exit" not in summary:
         return None
     state = state_of(folder, summary, last_step)
     return {"state": state, "text": _sentence(state, summary)}

@@ -18,9 +18,16 @@ CHECKPOINTS = "checkpoints"
 BEST = "best"
 """Name of the link to the checkpoint of the best held-out score, also on the command line."""
 METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+CONFIG = "config.yaml"
 SUMMARY = "summary.json"
 STORE = "likelihood.db"
-FILES = (METRICS, "events.jsonl", "config.yaml")
+TRAJECTORIES = "trajectories"
+LOCK = ".lock"
+"""Held by the process that writes to a run's folder."""
+CONTROL = "control.json"
+"""Where the control plane of a running run answers."""
+FILES = (METRICS, EVENTS, CONFIG)
 """Files of which a run's folder has at least one."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ import numpy as np
 import orjson
 
 from services.common.errors import UserError
-from services.common.runs.paths import METRICS, SUMMARY, is_run, no_run_in, run_folder
+from services.common.runs.paths import CONFIG, EVENTS, METRICS, SUMMARY, is_run, no_run_in, run_folder
 from services.common.users_files import load_json, load_object, load_yaml, reading
-from services.common.validation import fitting
+from services.common.validation import fitting, number_of
 from services.likelihood.exports.merging import by_step
 from services.likelihood.exports.no_numbers import NoNumbers, judgeable, no_numbers, number_or_text
 from services.likelihood.exports.tables import event_files, plain_columns, rows_of_events
@@ -60,13 +59,8 @@ class RunFiles:
         out: dict[str, np.ndarray] = {}
         for step, metrics in zip(steps, self.metrics, strict=True):
             for name, value in metrics.items():
-                if (
-                    name not in NOT_CURVES
-                    and isinstance(value, int | float)
-                    and not isinstance(value, bool)
-                    and math.isfinite(value)
-                ):
-                    out.setdefault(name, np.full(size, np.nan))[step - first] = value
+                if name not in NOT_CURVES and (number := number_of(value)) is not None:
+                    out.setdefault(name, np.full(size, np.nan))[step - first] = number
         return out, first
 
     def add_evaluations(self) -> None:
@@ -145,12 +139,12 @@ def read_run(path: Path) -> RunFiles:
         if not run.metrics:
             raise UserError(f"{path}: no steps in it; expected a run's folder or its metrics.jsonl")
         return run
-    if (folder / "events.jsonl").exists():
-        run.events = [row for _, row in read_jsonl(folder / "events.jsonl")]
+    if (folder / EVENTS).exists():
+        run.events = [row for _, row in read_jsonl(folder / EVENTS)]
     if (folder / SUMMARY).exists():
         run.summary = load_object(folder / SUMMARY)
-    if (folder / "config.yaml").exists():
-        run.config = _plain(read_mapping(folder / "config.yaml"))
+    if (folder / CONFIG).exists():
+        run.config = _plain(read_mapping(folder / CONFIG))
     return run
 
 
@@ -292,12 +286,12 @@ def _plain(value: Any, depth: int = 0) -> Any:
     return str(value)
 
 
-def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` as `{"a.b": 1}`."""
+def flat(config: dict[str, Any], prefix: str = "", *, keep_empty: bool = False) -> dict[str, Any]:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`. keep_empty: a section without keys stays, as `{}`."""
     out: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, dict):
-            out.update(flat(value, f"{prefix}{key}."))
+        if isinstance(value, dict) and (value or not keep_empty):
+            out.update(flat(value, f"{prefix}{key}.", keep_empty=keep_empty))
         else:
             out[f"{prefix}{key}"] = value
     return out

@@ -17,6 +17,7 @@
     view: U.readAddress(),
     smooth: 5,
     charts: [],
+    places: new Map(), // of the drawn runs among the colours
 
     async start() {
       U.theme.start(() => {
@@ -41,8 +42,10 @@
       if (!$("lead").hasChildNodes()) document.querySelector(".skip").setAttribute("href", "#charts");
       U.startOthers(this);
       U.startSamples();
-      await this.readRuns();
-      await this.select(source.preselected(this.list, this.view.runs), this.absent(this.view.runs));
+      await U.patiently(async () => {
+        await this.readRuns();
+        await this.select(source.preselected(this.list, this.view.runs), this.absent(this.view.runs));
+      }, lost);
       const longest = Math.max(0, ...this.selected.map((r) => r.series.step.length));
       if (longest && longest < 40 && this.view.smooth === null) {
         $("smooth").value = "1";
@@ -125,17 +128,24 @@
     },
 
     paint() {
-      const order = this.list.map((r) => r.run);
-      for (const run of this.loaded) run.colour = U.runColour(Math.max(0, order.indexOf(run.run)));
+      // A run keeps its colour for as long as it is drawn, whichever of them was written to last. One that comes gets a free one.
+      this.places = new Map([...this.places].filter(([name]) => this.loaded.some((r) => r.run === name)));
+      for (const run of this.loaded) {
+        const taken = [...this.places.values()];
+        if (!this.places.has(run.run)) this.places.set(run.run, Array.from({ length: MOST_RUNS }, (_, i) => i).find((i) => !taken.includes(i)) ?? 0);
+        run.colour = U.runColour(this.places.get(run.run));
+      }
     },
 
     toggle(name) {
       return this.select(this.wanted.includes(name) ? this.wanted.filter((n) => n !== name) : [...this.wanted, name]);
     },
 
-    range() {
+    // The steps of what is drawn: those of a difference are the ones that both runs have.
+    range(runs = this.selected) {
       if (this.window) return this.window;
-      const steps = this.loaded.flatMap((r) => (r.series.step.length ? [r.series.step[0], r.last_step ?? r.series.step[r.series.step.length - 1]] : []));
+      const last = (r) => (runs === this.loaded ? r.last_step : null) ?? r.series.step[r.series.step.length - 1];
+      const steps = runs.flatMap((r) => (r.series.step.length ? [r.series.step[0], last(r)] : []));
       const [low, high] = [Math.min(...steps), Math.max(...steps)];
       return steps.length ? [low, Math.max(high, low + 1)] : [0, 1];
     },
@@ -164,6 +174,8 @@
 
     draw() {
       this.derive();
+      this.drawn = Boolean(this.turn);
+      this.drawKey();
       U.drawRuns(this.list, this.loaded);
       U.drawFirst(this.loaded);
       for (const group of this.charts) if (group.lead) this.drawGroup(group);
@@ -173,10 +185,17 @@
       U.drawPin(this.loaded);
     },
 
+    // Whose the colours are, beside everything that has them.
+    drawKey() {
+      const runs = this.loaded.length > 1 ? this.loaded.filter((run) => run.run !== this.view.minus) : [];
+      $("run-key").hidden = !runs.length;
+      U.redraw($("run-key"), ...runs.map((run) => node("li", { title: U.titleOf(run) }, node("span", { class: "swatch", style: `background:${run.colour}` }), node("span", {}, U.titleOf(run)))));
+    },
+
     drawCurves() {
-      drawPhases(this.loaded, this.range());
+      drawPhases(this.loaded, this.range(this.loaded));
       drawAlarms(this.loaded);
-      U.drawLanes(this.loaded, this.range());
+      U.drawLanes(this.loaded, this.range(this.loaded));
       drawEvents(this.loaded);
       drawDifferences(this.loaded);
       const known = new Set();
@@ -239,8 +258,10 @@
         this.rereading = null;
         try {
           await this.readRuns();
-          const names = [...this.wanted, ...this.missing].filter((n) => this.list.some((r) => r.run === n));
-          const missing = this.absent(this.missing); // such a run may have been made meanwhile
+          // A missing run may have been made meanwhile, and a drawn one be gone: deleted, or the service was started on another store.
+          const asked = [...this.wanted, ...this.missing];
+          const names = asked.filter((n) => this.list.some((r) => r.run === n));
+          const missing = this.absent(asked);
           await this.select(names.length || missing.length ? names : source.preselected(this.list, []), missing);
         } catch {
           status(true);
@@ -265,6 +286,11 @@
     element.className = `status ${source.live ? (lost ? "lost" : "live") : ""}`;
     if (source.live) element.textContent = lost ? "connection lost; trying again" : "live";
     else element.textContent = `report of ${app.list.length} run${app.list.length === 1 ? "" : "s"}, ${steps.length ? `up to step ${Math.max(...steps)}` : "no step has ended"}`;
+  }
+
+  function lost(line) {
+    $("status").className = "status lost";
+    $("status").textContent = line;
   }
 
   function drawPhases(runs, [low, high]) {
@@ -344,8 +370,5 @@
   U.tabs.add({ id: "curves", title: "Curves", panel: $("tab-curves"), draw: () => app.drawCurves() });
   U.tabs.list.unshift(U.tabs.list.pop());
   $("tabs").prepend($("tab-of-curves"));
-  app.start().catch((error) => {
-    $("status").className = "status lost";
-    $("status").textContent = U.refused(error);
-  });
+  app.start().catch((error) => lost(U.refused(error)));
 })();

@@ -119,14 +119,28 @@
       }
       return this.steps.get(key);
     }
+    // A browser opens a stream again that broke off. One that was refused (a service that starts, a proxy without it) it gives up.
     listen(on) {
-      const stream = new EventSource("/v1/stream");
-      stream.onopen = () => on("open", {});
-      stream.onerror = () => on("lost", {});
-      for (const kind of ["step", "samples", "alarm", "cleared", "event", "about", "reset"]) {
-        stream.addEventListener(kind, (e) => on(kind, JSON.parse(e.data)));
-      }
-      return stream;
+      let stream = null;
+      let due = null;
+      const open = () => {
+        stream = new EventSource("/v1/stream");
+        stream.onopen = () => on("open", {});
+        stream.onerror = () => {
+          on("lost", {});
+          if (stream.readyState === EventSource.CLOSED) due = setTimeout(() => (this.ask("/v1/runs").catch(() => {}), open()), U.AGAIN); // a token that is asked for by now leads to its form
+        };
+        for (const kind of ["step", "samples", "alarm", "cleared", "event", "about", "reset"]) {
+          stream.addEventListener(kind, (e) => on(kind, JSON.parse(e.data)));
+        }
+      };
+      open();
+      return {
+        close() {
+          clearTimeout(due);
+          stream.close();
+        },
+      };
     }
   }
 
@@ -160,6 +174,23 @@
 
   // What went wrong with a request: what the service said, or that it said nothing.
   U.refused = (error) => (error.status ? (typeof error.detail === "string" ? error.detail : `the service refused (${error.message})`) : `the service did not answer (${error.message})`);
+
+  // Milliseconds between two tries to reach a service.
+  U.AGAIN = 2000;
+
+  // Do what a page begins with, until the service has answered. One that starts or is away is asked again; `told` gets the line.
+  U.patiently = async (work, told) => {
+    for (;;) {
+      try {
+        return await work();
+      } catch (error) {
+        const passes = U.source.live && (!error.status || error.status === 429 || error.status >= 500);
+        told(`${U.refused(error)}${passes ? "; trying again" : ""}`);
+        if (!passes) return;
+        await new Promise((go) => setTimeout(go, U.AGAIN));
+      }
+    }
+  };
 
   // Three significant digits; whole numbers, and what is above a thousand, to the unit.
   U.number = (v) => {

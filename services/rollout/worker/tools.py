@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Protocol
@@ -27,9 +26,10 @@ from services.common.deadlines import within
 from services.common.errors import UserError
 from services.common.loading.user_code import Call, calling, check_takes, load
 from services.common.printing.kinds import kind_of
+from services.common.processes.daemon_threads import DaemonThreads
 from services.contracts import Question
 
-_THREADS = ThreadPoolExecutor(64, "tools")
+_THREADS = DaemonThreads(64, "tools")
 """Of their own: calls that hang must not keep the worker from its weights."""
 
 
@@ -114,4 +114,4 @@ async def _called(function: Any, *arguments: object) -> Any:
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         return await function(*arguments)
     call = partial(copy_context().run, function, *arguments)
-    return await asyncio.get_running_loop().run_in_executor(_THREADS, call)
+    return await asyncio.wrap_future(_THREADS.submit(call))

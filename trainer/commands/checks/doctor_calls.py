@@ -57,8 +57,8 @@ def check_tool(key: str, path: str, tool: Callable[..., object], question: Quest
     box = Toolbox({name: tool}, question, SECONDS)
     try:
         text = asyncio.run(box.call(name, question.text))
-    except TimeoutError as late:
-        return Finding(key, "bad", path, str(late))
+    except TimeoutError:
+        return Finding(key, "bad", path, f"{key}={path}: no result of one call within {SECONDS:g} s")
     except UserError as error:
         if error.__cause__ is None:  # of its form, and not raised by the tool
             return Finding(key, "bad", path, str(error))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from retriever_service.index_folder.remarks import no_value_said, placed_said
 from services.common.counting import counted, malformed
 from services.common.errors import UserError
 from services.common.records.columns import SUCH_AS
@@ -78,7 +79,7 @@ def _questions_of(config: Config, key: str, value: str) -> Finding:
         return report
     bad, rows = len(report.problems), len(report.problems) + report.good
     seen = f"{value}: {counted(report.good, 'question')} {_read(rows)}"
-    command = validating(value, **named_in(config.data).given)
+    command = validating(value, null_is_empty=config.data.null_is_empty, **named_in(config.data).given)
     lists = f"{command} lists all"
     notes = []
     if report.contradicting:
@@ -89,7 +90,7 @@ def _questions_of(config: Config, key: str, value: str) -> Finding:
     if report.no_value:
         notes.append(
             counted(len(report.no_value), "row has", "rows have")
-            + f" a question or an answer such as {SUCH_AS}"
+            + f" a question, an answer, an id or a source such as {SUCH_AS}"
         )
     if report.several:
         notes.append(
@@ -119,10 +120,10 @@ def _corpus_of(key: str, searched: RetrieverSettings) -> Finding:
         return Finding(f"{key}.corpus", "bad", seen, "it is empty")
     told = corpora.unfit(report)
     notes = []
+    if report.no_id:
+        notes.append(placed_said(report.no_id))
     if report.no_value:
-        notes.append(
-            counted(report.no_value, "passage has", "passages have") + f" a text or a title such as {SUCH_AS}"
-        )
+        notes.append(no_value_said(report.no_value))
     lists, *out = corpora.ways_out(key, searched, report)
     if not told:
         if not notes:

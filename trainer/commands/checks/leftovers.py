@@ -16,6 +16,7 @@ import psutil
 from services.common.files import hints, lock
 from services.common.processes.alive import is_alive, started
 from services.common.processes.semaphores import dead_semaphores
+from services.common.runs.paths import LOCK
 from services.common.scratch import left_behind
 from services.weight_sync.shared_memory import orphans
 
@@ -113,7 +114,7 @@ def _addresses(folder: Path) -> Iterator[Leftover]:
 
 
 def _locked(run: Path) -> bool:
-    file = run / ".lock"
+    file = run / LOCK
     if not file.exists():
         return False
     try:

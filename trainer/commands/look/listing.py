@@ -14,7 +14,7 @@ from ruamel.yaml.error import YAMLError
 from services.common.errors import UserError
 from services.common.files import hints, json_lines
 from services.common.runs.ends import state_of
-from services.common.runs.paths import FILES, LATEST, METRICS, SUMMARY, in_runs, is_run, newest_run
+from services.common.runs.paths import CONFIG, FILES, LATEST, METRICS, SUMMARY, in_runs, is_run, newest_run
 
 SCORES = ("eval/em_greedy", "eval/em_sampled")
 AFTER = ("em_after", "em_after_sampled")
@@ -80,7 +80,7 @@ def _listed(folder: Path) -> Listed:
 
 def _planned(folder: Path) -> int | None:
     try:
-        planned = YAML(typ="safe").load(folder / "config.yaml")["trainer"]["steps"]
+        planned = YAML(typ="safe").load(folder / CONFIG)["trainer"]["steps"]
     except (OSError, ValueError, YAMLError, LookupError, TypeError):
         return None
     return planned if isinstance(planned, int) else None

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import UserError
+from services.common.http.addresses import is_http
 from services.common.names import nearest
-from services.common.runs.paths import is_run, no_run_in, run_folder
+from services.common.runs.paths import CONFIG, STORE, TRAJECTORIES, is_run, no_run_in, run_folder
 from services.common.users_files import load_yaml
 from services.likelihood.microscope.record import SampledTrajectory, Written
 from services.likelihood.store.base import NotStored
@@ -52,6 +53,8 @@ class StoredTrajectory:
     segments: list[Segment]
     line: str
     """The line itself."""
+    read: str | None = None
+    """The answer that the reward read; None where there was none, and in files of earlier versions."""
 
     @property
     def model_text(self) -> str:
@@ -73,6 +76,8 @@ class StoredTrajectory:
     @property
     def answer(self) -> str:
         """The answer's text; empty without one."""
+        if self.read is not None:
+            return self.read
         last = self.segments[-1] if self.segments else None
         if last is None or last.kind != "answer":
             return ""
@@ -85,13 +90,13 @@ class Run:
 
     def __init__(self, given: str) -> None:
         self.folder = run_folder(given)
-        if not (self.folder / "trajectories").is_dir():
+        if not (self.folder / TRAJECTORIES).is_dir():
             if not is_run(self.folder):
                 raise UserError(f"{given}: {no_run_in(self.folder)}")
             raise UserError(
                 f"{given}: no trajectories in {self.folder}; a run writes them with its first step"
             )
-        self._config = _yaml(self.folder / "config.yaml")
+        self._config = _yaml(self.folder / CONFIG)
 
     @property
     def right_at(self) -> float:
@@ -110,7 +115,7 @@ class Run:
 
     def sources(self) -> list[str]:
         """Names of the files, the steps in order and then the evaluations."""
-        names = [f.stem for f in (self.folder / "trajectories").glob("*.jsonl") if f.is_file()]
+        names = [f.stem for f in (self.folder / TRAJECTORIES).glob("*.jsonl") if f.is_file()]
         return sorted(names, key=lambda name: (not is_step(name), name))
 
     def source(self, given: str | None) -> str:
@@ -133,9 +138,7 @@ class Run:
 
     def read(self, source: str) -> Iterator[StoredTrajectory]:
         """The trajectories of a file, in its order. A line that was cut off by a kill is left out."""
-        with open(
-            self.folder / "trajectories" / f"{source}.jsonl", encoding="utf-8", errors="replace"
-        ) as file:
+        with open(self.folder / TRAJECTORIES / f"{source}.jsonl", encoding="utf-8", errors="replace") as file:
             for line in file:
                 if (t := _read(source, line.rstrip("\n"))) is not None:
                     yield t
@@ -143,8 +146,8 @@ class Run:
     def tokens(self, source: str, group: str | None = None) -> dict[str, SampledTrajectory]:
         """Token by token those of a step that the run's store holds, by uid; none where it is an http
         service, or keeps none."""
-        url = (self._config.get("store") or {}).get("url") or f"sqlite:{self.folder / 'likelihood.db'}"
-        if not is_step(source) or url.startswith(("http://", "https://")):
+        url = (self._config.get("store") or {}).get("url") or f"sqlite:{self.folder / STORE}"
+        if not is_step(source) or is_http(url):
             return {}
         path = Path(url.removeprefix("sqlite:"))
         if "://" not in url and not path.is_file():  # opening it would make one
@@ -218,6 +221,7 @@ def _read(source: str, line: str) -> StoredTrajectory | None:
             record["worker"],
             segments,
             line,
+            read if isinstance(read := record.get("answer"), str) else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

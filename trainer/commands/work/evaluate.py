@@ -50,6 +50,7 @@ def run_eval(
     data: Path | None = None,
     limit: int | None = None,
     answers: Path | None = None,
+    on_scores: Callable[[dict[str, Any]], None] = lambda scores: None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """`unspiral eval`: greedy scores of a checkpoint's weights (or of model.path) on `data` (or data.eval):
@@ -57,6 +58,8 @@ def run_eval(
 
     answers: file for every answer, one JSON object per question, as `eval --suite` keeps them: question,
     text, searches with their documents, scores. How they were asked is kept beside it.
+    on_scores: called with the scores before the system is ended, which takes seconds in which the process
+    may be ended itself.
 
     Raises Stopped after a clean stop by SIGINT, SIGTERM or SIGHUP.
     """
@@ -98,7 +101,9 @@ def run_eval(
                     config, name, weights, serving.tokenizer, serving.eval_questions, serving
                 )
                 keep_answers(done, answers, about)
-            return with_behaviour(scores, done)
+            scores = with_behaviour(scores, done)
+            on_scores(scores)
+            return scores
 
     found = None
     if checkpoint is not None:
@@ -140,14 +145,16 @@ def keep_answers(done: Sequence[Trajectory], file: Path, about: dict[str, Any] |
     the key of its row has a number (`7#2`), as in a suite. about: as of `asked_how`, which is written beside
     it, so that `eval compare` can tell what else was different; without it none stays there."""
     keys = numbered([trajectory.question.id for trajectory in done])
+    protocol = protocol_file(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     with written_aside(file) as aside, open(aside, "w", encoding="utf-8", errors="replace") as lines:
         for key, trajectory in zip(keys, done, strict=True):
             question = trajectory.question
             asked = Asked(Item(key, question.data_source, question), GREEDY)
             lines.write(json.dumps(row_of(asked, trajectory, None), ensure_ascii=False) + "\n")
-    protocol = protocol_file(file)
-    protocol.unlink(missing_ok=True)  # that of earlier answers would be taken for theirs
+        # Before the answers: where the process is killed between the two, that of earlier answers would be
+        # taken for theirs.
+        protocol.unlink(missing_ok=True)
     if about is not None:
         write_json(protocol, about, indent=1, ensure_ascii=False)
 

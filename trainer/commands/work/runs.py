@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from services.common.errors import UserError
-from services.common.files import write_atomically
+from services.common.files import write_json
 from services.common.loading.lazy import LazyModule
 from services.common.printing.commands import typed
 from services.common.printing.completed import kept_in
@@ -149,6 +149,7 @@ def warm_start(
     """Teach a model the search and answer tags, on demonstrations composed with the retriever. Then train
     from --out."""
     settings = load_config(config, overrides or [])
+    before = _inode(out)
     try:
         with looked_for(config, settings):
             done = warming.run_warm_start(
@@ -162,12 +163,20 @@ def warm_start(
                 say=_say,
             )
     except signals.Stopped as stopped:
-        kept = f"written to {out}" if out.exists() else f"no model was written to {out}"
+        kept = f"no model was written to {out}"
+        if (now := _inode(out)) is not None:
+            kept = f"written to {out}" if now != before else f"{out} is as it was"
         raise stopped.with_advice(kept) from None
     typer.echo(ending(f"{taught_in_words(done)}\nwritten to {out}", done | {"out": str(out)}, as_json))
     others = [shlex.quote(one) for one in overrides or [] if not one.startswith("model.path=")]
     way = " ".join(["unspiral eval --config", str(config), *others, f"model.path={out}"])
     _say(f"next: {way}; where its EM is near 1 already, training has little to teach: take harder questions")
+
+
+def _inode(folder: Path) -> int | None:
+    """Tells whether a folder has been replaced meanwhile: the one before it is there until the new one has
+    its name."""
+    return folder.stat().st_ino if folder.exists() else None
 
 
 def evaluate(
@@ -275,6 +284,14 @@ def evaluate(
     _make_room("--answers", answers)
     if named:
         refuse_to_replace(f"--answers {answers}", answers, overwrite)
+    scored = False
+
+    def keep(scores: dict[str, Any]) -> None:
+        nonlocal scored
+        if out:
+            write_json(out, scores, indent=1)
+        scored = True
+
     try:
         with looked_for(config, settings):
             scores = run_eval(
@@ -283,20 +300,20 @@ def evaluate(
                 data=data,
                 limit=limit,
                 answers=answers,
+                on_scores=keep,
                 say=_say,
             )
     except signals.Stopped as stopped:
-        raise stopped.with_advice("no scores were written") from None
+        kept = f"scores written to {out}" if out else f"no scores were printed; answers written to {answers}"
+        raise stopped.with_advice(kept if scored else "no scores were written") from None
     show_on_pages(answers, settings.run_dir, _say)
     if hint := unsearched_in_words(scores, config):
         _say(hint)
     typer.echo(f"answers written to {answers}", err=True)
-    text = json.dumps(scores, indent=1)
     if out:
-        write_atomically(out, text + "\n")
         typer.echo(f"{overall_in_words(scores)}, written to {out}")
     else:
-        typer.echo(scores_in_words(scores) if for_people(as_json) else text)
+        typer.echo(scores_in_words(scores) if for_people(as_json) else json.dumps(scores, indent=1))
 
 
 def _make_room(option: str, file: Path) -> None:

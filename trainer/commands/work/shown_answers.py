@@ -19,8 +19,10 @@ def show_on_pages(answers: Path, run: Path, say: Callable[[str], None]) -> None:
     copy = run / "eval" / f"{stem_of(answers) or 'answers'}.answers.jsonl"
     try:
         copy.parent.mkdir(exist_ok=True)
-        for file, to in ((answers, copy), (protocol_file(answers), protocol_file(copy))):
+        files = ((answers, copy), (protocol_file(answers), protocol_file(copy)))
+        for _, to in reversed(files):  # a process killed on the way leaves no pair of two evaluations
             to.unlink(missing_ok=True)
+        for file, to in files:
             if file.is_file():
                 with written_aside(to) as aside:
                     shutil.copyfile(file, aside)

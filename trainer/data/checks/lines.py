@@ -6,7 +6,7 @@ import typer
 
 from services.common.counting import counted
 from services.common.printing.harmless import harmless
-from services.common.records.columns import SUCH_AS, plain_name
+from services.common.records.columns import NULL_IS_EMPTY, SUCH_AS, plain_name
 from trainer.data.columns import Keys
 from trainer.data.questions import Report
 
@@ -42,8 +42,9 @@ def say_findings(report: Report, keys: Keys) -> None:
         )
     if report.no_value:
         typer.echo(
-            f"{counted(len(report.no_value), 'row has', 'rows have')} a question or an answer such as "
-            f"{SUCH_AS}, which tables hold where there is nothing; a run takes it at its word"
+            f"{counted(len(report.no_value), 'row has', 'rows have')} a question, an answer, an id or "
+            f"a source such as {SUCH_AS}, which tables hold where there is nothing; a run takes "
+            f"it at its word; {NULL_IS_EMPTY.format('data')}"
         )
     if report.repeated:
         typer.echo(

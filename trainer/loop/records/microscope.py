@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from services.common.files import json_lines
+from services.common.runs.paths import TRAJECTORIES
 from services.contracts import TrainBatch, Trajectory
 from services.likelihood.metrics.scored_step import ScoredStep
 from services.likelihood.microscope.building import Lens, Slide
@@ -76,7 +77,7 @@ class Microscope:
         """What the run's folder says of a trajectory; empty where it does not hold it any more. Reads the
         file of a step once: of the fixed probe's few trajectories all that is needed stays in memory."""
         if uid not in words:
-            file = self.system.folder.path / "trajectories" / f"step_{step:06d}.jsonl"
+            file = self.system.folder.path / TRAJECTORIES / f"step_{step:06d}.jsonl"
             words |= {r["uid"]: r for r in json_lines(file) if r.get("uid") in self._followed}
         return words.setdefault(uid, {})
 

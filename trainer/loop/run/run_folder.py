@@ -26,13 +26,14 @@ from services.common.files import (
     write_json,
     written_aside,
 )
-from services.common.runs.paths import SUMMARY, last_step
+from services.common.runs.paths import CONFIG, EVENTS, LOCK, METRICS, SUMMARY, TRAJECTORIES, last_step
 from services.common.users_files import make_folder
 from services.contracts import Action, Trajectory
 from trainer.config.schema import Config, dump_config
 from trainer.learner.checkpoint import latest
 from trainer.loop.run.held_folder import HeldFolder
 from trainer.loop.run.spans import spans_file, steps_with_spans
+from trainer.rewards.answers import final_answer
 
 
 def finite_or_none(value: Any) -> Any:
@@ -73,16 +74,16 @@ class RunFolder:
                 f"run.name: {self.path} holds a run already; choose another run.name, or {way} "
                 "--resume latest"
             )
-        keep_json_lines(self.path / "events.jsonl", lambda event: True)
+        keep_json_lines(self.path / EVENTS, lambda event: True)
         self.earlier_seconds = self._seconds_so_far()
-        write_atomically(self.path / "config.yaml", dump_config(self.config, secrets=False))
+        write_atomically(self.path / CONFIG, dump_config(self.config, secrets=False))
         (self.path / SUMMARY).unlink(missing_ok=True)  # the end of an earlier attempt
 
     def _take(self) -> None:
         """Lock the folder. Raises UserError where another process holds it."""
         taken = f"run.name: {self.path} is in use by another running process"
         way = "; choose another run.name"
-        self._lock = lock(self.path / ".lock", lambda holder: UserError(taken + holder + way))
+        self._lock = lock(self.path / LOCK, lambda holder: UserError(taken + holder + way))
         self._held = HeldFolder(self.path)
 
     def hold(self) -> str:
@@ -97,7 +98,7 @@ class RunFolder:
     def _hold(self) -> str:
         place = self._held.moved_to() if self._held else None
         if place is None:
-            if self._held and self._lock and not (self.path / ".lock").exists():  # somebody tidied up
+            if self._held and self._lock and not (self.path / LOCK).exists():  # somebody tidied up
                 self.close()
                 self._take()
             return self.lost
@@ -116,13 +117,13 @@ class RunFolder:
                 "move it back, and go on with --resume latest"
             )
         self._take()
-        write_atomically(self.path / "config.yaml", dump_config(self.config, secrets=False))
+        write_atomically(self.path / CONFIG, dump_config(self.config, secrets=False))
         return self.lost
 
     def withdraw(self) -> bool:
         """Remove the folder, still locked, where this process made it and nothing but a run's beginning is in
         it. Returns whether it was removed."""
-        begun = {".lock", "config.yaml"}
+        begun = {LOCK, CONFIG}
         if not self._made or not self._lock or {file.name for file in self.path.iterdir()} - begun:
             return False
         shutil.rmtree(self.path, ignore_errors=True)
@@ -138,7 +139,7 @@ class RunFolder:
 
     @property
     def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
+        return self.path / METRICS
 
     def metrics(self, metrics: dict[str, Any]) -> None:
         """Append one step."""
@@ -149,7 +150,7 @@ class RunFolder:
         """Append to events.jsonl: alarms, worker joins and losses, retries, checkpoints."""
         self.hold()
         append_json(
-            self.path / "events.jsonl",
+            self.path / EVENTS,
             {"time": round(time.time(), 3), "event": event}
             | {k: finite_or_none(v) for k, v in fields.items()},
         )
@@ -162,9 +163,9 @@ class RunFolder:
         self, step: int | str, trajectories: Sequence[Trajectory], rewards: Sequence[float | None]
     ) -> None:
         """One JSON object per trajectory, in words, for people to read: `step_000001.jsonl`, or `NAME.jsonl`
-        of an evaluation."""
+        of an evaluation. The answer is the one that rewards read."""
         self.hold()
-        folder = self.path / "trajectories"
+        folder = self.path / TRAJECTORIES
         folder.mkdir(exist_ok=True)
         name = step if isinstance(step, str) else f"step_{step:06d}"
         with written_aside(folder / f"{name}.jsonl") as aside, open(aside, "w", encoding="utf-8") as f:
@@ -190,6 +191,7 @@ class RunFolder:
                     "data_source": t.question.data_source,
                     "reward": finite_or_none(reward),
                     "finish": t.finish,
+                    "answer": final_answer(t),
                     "worker": t.worker,
                     "segments": segments,
                 }
@@ -197,7 +199,7 @@ class RunFolder:
 
     def begun(self) -> bool:
         """Whether a run was here before."""
-        return any((self.path / name).exists() for name in ("metrics.jsonl", "events.jsonl"))
+        return any((self.path / name).exists() for name in (METRICS, EVENTS))
 
     def last_step(self) -> int:
         """The last step that was recorded whole, 0 without any."""
@@ -206,7 +208,7 @@ class RunFolder:
     def last_attempt(self) -> int:
         """The highest attempt that was begun in this folder: one that was killed before its first checkpoint
         counts too."""
-        events = json_lines(self.path / "events.jsonl")
+        events = json_lines(self.path / EVENTS)
         return max((event["attempt"] for event in events if event.get("event") == "resume"), default=0)
 
     def _seconds_so_far(self) -> float:
@@ -215,7 +217,7 @@ class RunFolder:
         told = hints(self.path / SUMMARY).get("seconds")
         if isinstance(told, int | float):
             return float(told)
-        begun = [e for e in json_lines(self.path / "events.jsonl") if e.get("event") == "resume"]
+        begun = [e for e in json_lines(self.path / EVENTS) if e.get("event") == "resume"]
         earlier = begun[-1].get("earlier_seconds", 0.0) if begun else 0.0
         # A part that has lost its learner, or was rolled back, is told once more each time.
         first = min((e["step"] for e in begun if e.get("earlier_seconds", 0.0) == earlier), default=0)

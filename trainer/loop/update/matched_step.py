@@ -12,6 +12,7 @@ from pathlib import Path
 
 from services.common.errors import UserError
 from services.common.files import json_lines
+from services.common.runs.paths import METRICS
 from services.common.users_files import reading
 
 METRIC = "kl/old"
@@ -29,7 +30,7 @@ def read_series(path: str) -> dict[int, float]:
     key = f"learner.match_kl: {path}"
     file = Path(path)
     if file.is_dir():
-        file /= "metrics.jsonl"
+        file /= METRICS
     if not file.is_file():
         raise UserError(f"{key}: no such run; expected its folder, or its metrics.jsonl")
     with reading(key, "metrics of a run"):

@@ -14,6 +14,7 @@ import ray
 from ray._private import utils, worker
 
 from services.common.errors import EnvironmentLacks
+from services.common.loading.own_packages import refuse_others_here
 from services.common.processes import signals
 from services.common.processes.host_limits import lack_of_open_files, lack_of_threads
 from services.common.processes.semaphores import remove_dead_semaphores
@@ -34,6 +35,7 @@ def connect_ray(say: Callable[[str], None]) -> None:
 
     Raises EnvironmentLacks, also where Ray is not up within RAY_SECONDS, and Stopped after a signal: Ray's
     start blocks the event loop, for minutes on a busy machine."""
+    refuse_others_here()
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         for lack in filter(None, (lack_of_threads(), lack_of_open_files())):

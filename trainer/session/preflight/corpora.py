@@ -18,7 +18,7 @@ READ_SECONDS = 5.0
 
 def keys_of(settings: RetrieverSettings) -> CorpusKeys:
     """Columns of the corpus that the configuration names."""
-    return CorpusKeys(settings.text_key, settings.title_key, settings.id_key)
+    return CorpusKeys(settings.text_key, settings.title_key, settings.id_key, settings.null_is_empty)
 
 
 def check_corpus(key: str, settings: RetrieverSettings) -> None:
@@ -56,5 +56,7 @@ def left_out(report: CorpusReport, settings: RetrieverSettings) -> bool:
 
 def ways_out(key: str, settings: RetrieverSettings, report: CorpusReport) -> list[str]:
     """The command that lists all such rows, and the setting that leaves them out."""
-    lists = f"{validating(str(settings.corpus), **keys_of(settings).given)} lists all"
+    keys = keys_of(settings)
+    command = validating(str(settings.corpus), null_is_empty=keys.null_is_empty, **keys.given)
+    lists = f"{command} lists all"
     return [lists, *([f"{key}.skip_bad=true leaves such rows out"] if report.good else [])]

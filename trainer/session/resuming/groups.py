@@ -87,6 +87,7 @@ GROUPS = (
             "rollout.topk",
             "retriever.index",
             "retriever.corpus",
+            "retriever.null_is_empty",
             "retriever.text_key",
             "retriever.title_key",
             "retriever.id_key",
@@ -102,7 +103,10 @@ GROUPS = (
     Group("warns", ("learner.betas",), "Adam's moments were gathered under the old ones"),
     Group(
         "warns",
-        (*_keys("data", "eval", "question_key", "answer_key", "source_key", "id_key"), "evaluation.limit"),
+        (
+            *_keys("data", "eval", "null_is_empty", "question_key", "answer_key", "source_key", "id_key"),
+            "evaluation.limit",
+        ),
         "scores before and after are of other questions",
     ),
     Group(
@@ -110,6 +114,7 @@ GROUPS = (
         (
             "evaluation.retriever.index",
             "evaluation.retriever.corpus",
+            "evaluation.retriever.null_is_empty",
             "evaluation.retriever.text_key",
             "evaluation.retriever.title_key",
             "evaluation.retriever.id_key",

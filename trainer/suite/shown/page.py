@@ -22,7 +22,7 @@ from trainer.suite.shown.tables import (
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 AVERAGES = {"general", "multi_hop", "macro", "micro"}
 STYLE = """
-:root { color-scheme: light dark; --line: #8884; --soft: #777; --ours: #4a90d922; }
+:root { color-scheme: light dark; --line: #8884; --soft: light-dark(#666, #9a9a9a); --ours: #4a90d922; }
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 82rem; padding: 0 1rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import UnspiralError
+from services.common.http.addresses import is_http
 from services.common.runs.paths import STORE
 from services.likelihood.microscope.grid import Filters, StepSamples, heaviest_of, step_samples
 from services.likelihood.store.base import LikelihoodStore
@@ -45,7 +46,7 @@ def _address(folder: Path, config: dict[str, Any]) -> str | None:
     """The store of a run: what its configuration names, otherwise the file in its folder."""
     section = config.get("store")
     url = section.get("url") if isinstance(section, dict) else None
-    if isinstance(url, str) and url and not url.startswith(("http://", "https://")):
+    if isinstance(url, str) and url and not is_http(url):
         return url if "://" in url or Path(url.removeprefix("sqlite:")).is_file() else None
     return str(folder / STORE) if (folder / STORE).is_file() else None
 

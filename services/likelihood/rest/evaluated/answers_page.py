@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from services.common.counting import counted
+from services.likelihood.exports.run_files import flat
 from services.likelihood.rest.evaluated.kept import Answer, Kept, Scores, protocol_of
 from services.likelihood.rest.evaluated.list_page import asked_of
 from services.likelihood.rest.evaluated.of_training import OfTraining
@@ -101,23 +102,15 @@ def _protocol(about: dict[str, Any]) -> str:
     if not about:
         return ""
     rows = "".join(
-        f'<tr><th scope="row">{html.escape(key)}</th><td>{html.escape(value)}</td></tr>'
-        for key, value in _flat(about)
+        f'<tr><th scope="row">{html.escape(key)}</th><td>{html.escape(_in_words(value))}</td></tr>'
+        for key, value in flat(about, keep_empty=True).items()
     )
     facts = f'<div class="wide"><table class="facts"><tbody>{rows}</tbody></table></div>'
     return f'<details class="how"><summary>How it was asked</summary>{facts}</details>'
 
 
-def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    out = []
-    for key, inner in value.items():
-        if isinstance(inner, dict) and inner:
-            out += _flat(inner, f"{prefix}{key}.")
-        else:
-            out.append(
-                (f"{prefix}{key}", inner if isinstance(inner, str) else json.dumps(inner, ensure_ascii=False))
-            )
-    return out
+def _in_words(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _answers(kept: Kept, shown: Shown) -> str:

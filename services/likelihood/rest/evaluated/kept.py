@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 from services.common.files import hints
 from services.common.runs.kept_answers import protocol_file, stem_of
+from services.common.runs.paths import TRAJECTORIES
 from services.common.shares import wilson
 
 PLAN = "plan.json"
@@ -108,7 +109,7 @@ def own_files(folder: Path) -> dict[str, Path]:
 
 def training_files(folder: Path) -> dict[str, Path]:
     """The answers to the held-out questions of training, by the name that `unspiral trajectories` knows."""
-    return {file.stem: file for file in sorted((folder / "trajectories").glob(OF_TRAINING))}
+    return {file.stem: file for file in sorted((folder / TRAJECTORIES).glob(OF_TRAINING))}
 
 
 def protocol_of(answers: Path) -> dict[str, Any]:
@@ -178,11 +179,10 @@ def _of_row(row: dict[str, Any]) -> Answer | None:
 
 def _of_trajectory(row: dict[str, Any]) -> Answer:
     written = tuple((_text(s["by"]), _text(s["text"])) for s in row["segments"])
-    said = _ANSWER.findall("\n".join(text for by, text in written if by == "model"))
     return Answer(
         _text(row["question"]),
         tuple(map(str, row["golden_answers"])),
-        said[-1].strip() if said else None,
+        _answer_in(row, written),
         row["reward"] == 1,
         _text(row.get("data_source") or ""),
         _text(row.get("finish", "")),
@@ -190,6 +190,14 @@ def _of_trajectory(row: dict[str, Any]) -> Answer:
         (),
         written,
     )
+
+
+def _answer_in(row: dict[str, Any], written: Sequence[tuple[str, str]]) -> str | None:
+    """The one that the reward read. In files of earlier versions it stands in the text alone."""
+    if "answer" in row:
+        return None if row["answer"] is None else _text(row["answer"])
+    said = _ANSWER.findall("\n".join(text for by, text in written if by == "model"))
+    return said[-1].strip() if said else None
 
 
 def _text(value: Any) -> str:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from services.common.files import hints
 from services.common.shares import wilson
+from services.common.validation import number_of
 from services.likelihood.rest.evaluated.kept import Kept, protocol_of
 from services.likelihood.rest.evaluated.of_training import weights_of
 from services.likelihood.rest.evaluated.shell import cell, framed, hint, interval, link, panel, share, table
@@ -110,9 +111,11 @@ def _own(name: str, kept: Kept) -> str:
 
 def _training(event: Mapping[str, Any], asked: Mapping[str, Path]) -> str:
     data, overall = event["data"], event["data"]["overall"]
-    tag, mode, n = str(data.get("tag", "")), str(data.get("mode", "")), overall.get("n")
-    em = overall.get("em")
-    bounds = wilson(em, n) if share(em) != "–" and 0 <= em <= 1 and type(n) is int and n > 0 else (None, None)
+    tag, mode = str(data.get("tag", "")), str(data.get("mode", ""))
+    em, n = number_of(overall.get("em")), overall.get("n")
+    if type(n) is not int or n < 0:  # any client may post an event of this kind
+        n = None
+    bounds = wilson(em, n) if em is not None and 0 <= em <= 1 and n else (None, None)
     name = f"eval_{tag}_{mode}"
     answers = asked.get(name)
     to = f"evaluations/{quote(name)}" if answers else None
@@ -121,7 +124,7 @@ def _training(event: Mapping[str, Any], asked: Mapping[str, Path]) -> str:
         cell(mode or "–", "Mode", ""),
         cell(share(em), "Exact match", small=interval(*bounds)),
         cell(share(overall.get("f1")), "F1"),
-        cell(f"{n:,}" if type(n) is int else "–", "Questions"),
+        cell("–" if n is None else f"{n:,}", "Questions"),
         _time(event["time"]),
     )
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import UserError
+from services.common.runs.paths import CONFIG
 from services.common.users_files import load_yaml
+from services.common.validation import number_of
 
 _NAME = re.compile(r"eval_(.+)_(greedy|sampled)")
-CONFIG = "config.yaml"
 ASKED = (
     *("template", "thoughts", "reading", "max_turns", "topk"),
     *("max_prompt_tokens", "max_response_tokens", "max_obs_tokens", "max_model_tokens"),
@@ -38,8 +39,7 @@ class OfTraining:
 
     @property
     def f1(self) -> float | None:
-        found = self.overall.get("f1")
-        return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+        return number_of(self.overall.get("f1"))
 
 
 def of_training(

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
+from services.common.validation import number_of
+
 PAGE = Path(__file__).parents[2] / "static" / "evaluations.html"
 
 
@@ -58,9 +60,9 @@ def cell(text: str, label: str = "", look: str = "n", small: str = "") -> str:
 
 def share(value: object) -> str:
     """Three digits, or a dash where nothing is known."""
-    return f"{value:.3f}" if isinstance(value, int | float) and not isinstance(value, bool) else "–"
+    number = number_of(value)
+    return "–" if number is None else f"{number:.3f}"
 
 
 def interval(low: object, high: object) -> str:
-    known = isinstance(low, int | float) and isinstance(high, int | float)
-    return f"{share(low)}–{share(high)}" if known else ""
+    return "" if number_of(low) is None or number_of(high) is None else f"{share(low)}–{share(high)}"

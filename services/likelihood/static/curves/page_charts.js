@@ -367,7 +367,7 @@
           button.innerHTML = `<svg width="20" height="8" aria-hidden="true"><line x1="0" y1="4" x2="20" y2="4" stroke="${stroke}" stroke-width="2.5" stroke-dasharray="${dash.join(" ")}"/></svg>`;
           button.append(byLine || this.runs.length === 1 ? line.label : U.titleOf(run));
           for (const curve of curves) {
-            const output = node("output", { style: byLine ? `color:${curve.colour}` : null, title: `${U.titleOf(curve.run)}: last value${this.app.smooth > 1 && !line.sparse ? `, and ~ smoothed over ${this.app.smooth} points` : ""}` }, node("b"), node("small"));
+            const output = node("output", { style: byLine ? `color:color-mix(in srgb, ${curve.colour} 75%, var(--ink))` : null, title: `${U.titleOf(curve.run)}: last value${this.app.smooth > 1 && !line.sparse ? `, and ~ smoothed over ${this.app.smooth} points` : ""}` }, node("b"), node("small"));
             this.outputs.set(this.id(curve), output);
             button.append(output);
           }

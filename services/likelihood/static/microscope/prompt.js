@@ -17,10 +17,11 @@
     history.replaceState(null, "", `${location.pathname}?${query}#${place}`);
   }
 
-  const failed = (error) => {
+  const lost = (line) => {
     $("status").className = "status lost";
-    $("status").textContent = U.refused(error);
+    $("status").textContent = line;
   };
+  const failed = (error) => lost(U.refused(error));
 
   const select = node("select", { id: "prompt", onchange: () => show(select.value, null, null, {}) });
   const field = (name) => node("input", { type: "number", min: "0", name, placeholder: name, "aria-label": `${name} step`, onchange: () => show(view.prompt, fields.first.value || null, fields.last.value || null, {}) });
@@ -178,7 +179,7 @@
     const { last_step: last } = await U.source.get(`/v1/runs/${encodeURIComponent(run)}/summary`);
     $("note").textContent = `No trajectory of this run is kept token by token: ${last === null ? "no step of it has ended" : "trainers other than unspiral train post them as samples, and store.trajectory_groups=0 keeps none"}.`;
   }
-  U.source.get(at).then(begin).catch(failed);
+  U.patiently(async () => begin(await U.source.get(at)), lost);
 
   U.followSamples(run, hear);
 })();

@@ -42,8 +42,8 @@
     status(view.heads);
   });
 
-  view.show(run, Number(step), given(query, NAMES), given(place, ["group", "a", "b", "at"])).catch((error) => {
+  U.patiently(() => view.show(run, Number(step), given(query, NAMES), given(place, ["group", "a", "b", "at"])), (line) => {
     $("status").className = "status lost";
-    $("status").textContent = U.refused(error);
+    $("status").textContent = line;
   });
 })();

@@ -9,7 +9,7 @@
   let wanted = "";
   let withHidden = false;
 
-  U.chip = (phase, more = "") => node("span", {}, node("span", { class: "chip", style: `color:var(--${phase})` }, phase), more ? node("span", { class: "muted" }, more) : null);
+  U.chip = (phase, more = "") => node("span", {}, node("span", { class: "chip", style: `--of:var(--${phase})` }, phase), more ? node("span", { class: "muted" }, more) : null);
 
   const find = node("input", { type: "search", placeholder: "name, title or tag", "aria-label": "Search the runs", oninput: () => ((wanted = find.value), U.drawRuns(U.app.list, U.app.loaded)) });
   const fits = (info) => [info.run, info.title || "", ...(info.tags || [])].some((t) => t.toLowerCase().includes(wanted.toLowerCase()));
@@ -50,6 +50,7 @@
   let reading = 0;
   let due = null;
   function readBriefs(infos) {
+    if (U.source.live && !U.app.drawn) return; // a browser has few connections: the chosen curves come first
     for (const info of infos) {
       if (reading >= AT_ONCE) return;
       const updated = info.updated ?? 0; // nothing comes to a report

@@ -1,0 +1,1 @@
+"""Runs as commands find them: folders by name, how they ended, where answers lie."""
