@@ -156,6 +156,7 @@ def passed(folder: Path, extra: list[str], dtype: str, *, at_once: bool = False)
     file.write_text(json.dumps(configuration(folder / "model", folder)), encoding="utf-8")
     run = folder / "shape"
     scores = folder / "scores.json"
+    kept = ("--out", scores, "--overwrite")  # of a call that was cut off
     common = ("--config", file, *extra, f"rollout.dtype={dtype}", f"learner.dtype={dtype}")
     first = "trainer.checkpoint_every=2" if at_once else "trainer.steps=1"
     resume = {} if at_once else {"resume": ("train", *common, "--resume", "latest")}
@@ -163,7 +164,7 @@ def passed(folder: Path, extra: list[str], dtype: str, *, at_once: bool = False)
         "train": ("train", *common, first),
         **resume,
         "export": ("export", run, folder / "export"),
-        "eval": ("eval", *common, f"model.path={folder / 'export'}", "--limit", 8, "--out", scores),
+        "eval": ("eval", *common, f"model.path={folder / 'export'}", "--limit", 8, *kept),
     }
     seconds: dict[str, float] = dict(noted(folder).get("seconds", {}))
     for name, arguments in commands.items():

@@ -15,6 +15,7 @@ from services.common.loading.lazy import LazyModule
 from services.common.printing.completed import one_of
 from services.common.printing.console import Console
 from services.common.printing.help_pages import RUN
+from services.common.printing.messages import said_by
 from services.control import places
 from services.control.ended import recorded
 from services.control.places import Place
@@ -185,7 +186,7 @@ def ask(kind: type[A], method: str, place: Place, path: str, body: Any = None) -
     except httpx.HTTPError as e:
         of = f", which {place.run / 'control.json'} names" if place.run else ""
         raise EnvironmentLacks(
-            f"{url}{of}: no control plane answers there ({type(e).__name__}). Is a run going on? `unspiral "
+            f"{url}{of}: no control plane answers there ({said_by(e)}). Is a run going on? `unspiral "
             f"runs` lists those in runs/; {places.ACCEPTED}"
         ) from e
     return gateway.read_answer(answer, kind, url)

@@ -18,7 +18,7 @@ from services.common.errors import UnspiralError, UserError
 from services.common.names import accepted
 from services.common.printing.commands import typed
 from services.common.printing.completed import one_of, typed_so_far
-from services.common.printing.help_pages import RUN
+from services.common.printing.help_pages import REPLACES, RUN
 from services.common.runs.ends import is_over
 from services.common.runs.paths import (
     LATEST,
@@ -30,7 +30,7 @@ from services.common.runs.paths import (
     refuse_to_lose_records,
     run_folder,
 )
-from services.common.users_files import one_out, refuse_no_file
+from services.common.users_files import one_out, refuse_no_file, refuse_to_replace
 from services.likelihood.exports import mirrors, upkeep
 from services.likelihood.exports.doubts import doubts
 from services.likelihood.exports.report import write_report
@@ -142,6 +142,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="File to write; report.html in the first run's folder if left out.")
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help=REPLACES)] = False,
     paper: Annotated[
         bool, typer.Option("--paper", help="Draw the figures of the LLDS paper; the file is paper.html.")
     ] = False,
@@ -154,6 +155,8 @@ def report(
     if out is not None:
         refuse_no_file("--out", out)
         refuse_to_lose_records("--out", out, found)
+        if out.absolute() != (first / name).absolute():  # a report's own place
+            refuse_to_replace(f"--out {out}", out, overwrite)
     file = write_report(found, out or first / name, paper=paper)
     steps = {str(run): len(read_run(run).metrics) for run in found}
     typer.echo(orjson.dumps({"report": str(file), "steps": steps}) if as_json else file)

@@ -22,6 +22,7 @@ import orjson
 from services.common.answers import object_of
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.addresses import is_http
+from services.common.printing.messages import said_by
 from services.contracts import TokenBatch
 from services.likelihood.microscope.building import Lens, Slide
 from services.likelihood.microscope.probe_slide import ProbeSlide
@@ -279,9 +280,9 @@ class LikelihoodClient:
                 message.method, message.path, content=body, headers={"Content-Type": kind}
             )
         except (httpx.ConnectError, httpx.ConnectTimeout) as e:
-            return f"cannot be reached ({type(e).__name__})"
+            return f"cannot be reached ({said_by(e)})"
         except httpx.HTTPError as e:
-            problem = f"breaks off ({type(e).__name__})"
+            problem = f"breaks off ({said_by(e)})"
             return None if self._is_poison(message, problem) else problem
         said = object_of(answer.content)
         if answer.is_success and said.get("run") == message.run:

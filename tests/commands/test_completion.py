@@ -148,3 +148,21 @@ def test_completion_offers_no_word_twice(completed, runs):
     for words in (["report", "''"], ["export", "runs/"], ["train", "--config", "c", "rollout.engine="]):
         offered = completed(*words)
         assert len(offered) == len({*offered}) > 0, json.dumps(offered)
+
+
+def test_commands_below_a_command_are_its_first_words(completed):
+    assert completed("eval", "com") == ["compare"] and completed("eval", "''")[:2] == ["compare", "page"]
+    assert completed("eval", "--config", "c.yaml", "com") == []
+
+
+def test_evaluations_are_completed_where_two_are_compared(completed, runs):
+    kept = ("eval/answers.jsonl", "eval/x.answers.jsonl", "eval/search7-agent/answers.jsonl")
+    for file in (*(runs / "demo-0" / name for name in kept), runs.parent / "mine.answers.jsonl"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    (runs / "demo-0" / "eval" / "search7-agent" / "result.json").touch()
+    suite = "runs/demo-0/eval/search7-agent"
+    found = ["runs/demo-0/eval", suite, "runs/demo-0/eval/x.answers.jsonl"]
+    assert completed("eval", "compare", "mine.answers.jsonl", "ru") == found
+    assert completed("eval", "compare", "''") == ["mine.answers.jsonl", *found]
+    assert completed("eval", "page", "''") == [suite]

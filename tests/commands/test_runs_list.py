@@ -93,4 +93,7 @@ def test_where_there_is_no_run_the_line_says_where_runs_go(run, folder):
     status, _, err = run("runs")
     assert status == 2 and err.startswith("unspiral: runs: no such folder; runs go to run.dir/run.name")
     folder.mkdir()
-    assert run("runs")[2] == "unspiral: runs: there is no run in it\n"
+    assert run("runs")[2] == (
+        f"unspiral: runs: there is no run in {folder.absolute()}; runs go to run.dir/run.name, by default "
+        "runs/NAME\n"
+    )

@@ -83,7 +83,7 @@ def file(tmp_path):
         ("retriever.url=http://x", "retriever: give one of url, index, corpus; got url and corpus"),
         ("run.name=../x", "run.name"),
         ("model=x", "model"),
-        ("model.path=", "model.path: expected text (got None)"),
+        ("model.path=", "model.path: expected text (got nothing)"),
         ("nonsense", "override 'nonsense': expected key=value, such as learner.lr=1e-5"),
         ("seed.x=1", "override 'seed.x=1': seed is a value, not a section"),
         ("learner.lr=[1", "override 'learner.lr=[1': value is not YAML"),

@@ -15,8 +15,8 @@ from trainer.commands.checks.doctor import run_doctor
 from trainer.config.schema import load_config
 from trainer.data import cli as data_cli
 from trainer.data.named_columns import keys_of, questions_in
+from trainer.session.preflight.corpora import keys_of as columns_of
 from trainer.session.preflight.named_files import check_named_files
-from trainer.session.preflight.retrievers import keys_of as columns_of
 
 NAMED = ("--question-key", "Frage", "--answer-key", "Antwort")
 COLUMNS = ("--text-key", "Story", "--title-key", "Label", "--id-key", "Light No")

@@ -225,7 +225,9 @@ def test_the_commands_print_one_line_and_their_status(served, run, capsys, monke
     code, out = said("status")
     assert (
         code == 3
-        and out.startswith("unspiral: http://127.0.0.1:9: no control plane answers there (ConnectError)")
+        and out.startswith(
+            "unspiral: http://127.0.0.1:9: no control plane answers there (Connection refused)"
+        )
         and out.count("\n") == 1
     )
 

@@ -207,6 +207,10 @@ def test_the_page_holds_the_tables_of_what_is_committed(tmp_path):
     page = (ROOT / "docs" / "monitor_evidence.md").read_text(encoding="utf-8")
     shown = page.partition(FIRST)[2].partition(LAST)[0].strip()
     assert shown == everything(read_all(RESULTS))
+    totals = [row.split("|")[3:6] for row in shown.splitlines() if row.startswith("| **all** ")]
+    said = [f"{false.strip()} in {steps.strip()} {rate.strip()[4:]}" for steps, false, rate in totals]
+    held_out, looked_at = said
+    assert f"have {looked_at} in the runs that were looked at, and {held_out} in those held out" in page
     copy = tmp_path / "page.md"
     copy.write_text(f"a\n{FIRST}\nold\n{LAST}\nb\n")
     write_page([], copy)

@@ -12,7 +12,7 @@ from trainer.config.schema import load_config
 from trainer.data.columns import Keys
 from trainer.data.named_columns import questions_in
 from trainer.data.questions import NO_KEYS
-from trainer.session.preflight.retrievers import keys_of
+from trainer.session.preflight.corpora import keys_of
 
 CORPUS = "Nr,Label,Story\nC1,Ember,NULL\nC2,nan,A pit.\nNULL,Pit,It is deep.\nC4,None of all,N/A is a book.\n"
 COLUMNS = ("--text-key", "Story", "--title-key", "Label", "--id-key", "Nr")

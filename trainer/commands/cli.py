@@ -1,7 +1,8 @@
 """The command `unspiral` (also `python -m trainer`): the table of its commands, and their exit status.
 
 Exit status: 0 done; 1 a fault of ours; 2 bad usage, configuration or data; 3 the environment lacks something;
-4 stopped by the monitor; 129, 130 and 143 after a clean stop by SIGHUP, SIGINT and SIGTERM.
+4 stopped by the monitor; 129, 130 and 143 after a clean stop by SIGHUP, SIGINT and SIGTERM; 141 where nobody
+reads the output on.
 """
 
 from __future__ import annotations
@@ -109,6 +110,8 @@ app = lazy_app(
     COMMANDS, "Train search agents with GRPO + LLDS, and watch likelihood while it happens.", completion=True
 )
 
+PIPE_CLOSED = 141
+"""What a shell makes of SIGPIPE, which Python turns into an error."""
 MACHINE_FULL = (
     errno.ENOSPC,
     errno.EDQUOT,
@@ -147,6 +150,11 @@ def main(argv: list[str] | None = None) -> NoReturn:
         code = app(args=argv, standalone_mode=False, prog_name="unspiral")
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
+    except SystemExit as ended:
+        cause = ended.__context__  # Typer ends with 1 where nobody reads on, as behind `| head -1`
+        if isinstance(cause, OSError) and cause.errno == errno.EPIPE:
+            sys.exit(PIPE_CLOSED)
+        raise
     except Exception as error:
         if (told := line_of(error)) is None:
             raise  # a fault of ours: its traceback is wanted

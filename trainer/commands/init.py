@@ -21,7 +21,7 @@ from services.common.files import write_atomically
 from services.common.loading.user_code import is_import_path
 from services.common.printing.commands import typed
 from services.common.printing.completed import kept_in
-from services.common.printing.help_pages import CORPUS, INDEX
+from services.common.printing.help_pages import CORPUS, INDEX, REPLACES
 from services.common.records.columns import NULL_IS_EMPTY
 from services.common.users_files import refuse_to_lose, refuse_to_replace
 from trainer.config.schema import load_config
@@ -184,7 +184,7 @@ def init(
     id_key: IdKey = None,
     null_is_empty: NullIsEmpty = False,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("unspiral.yaml"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help=REPLACES)] = False,
 ) -> None:
     """Write a commented configuration that fits the machine, the model and your data, whose rows are read
     first."""

@@ -6,7 +6,7 @@ Ray, shows every help page and runs the commands that need neither.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,8 @@ class Entry:
             return _told_of(_with_runs(in_house_style(group)))
         single = typer.Typer(add_completion=False)
         single.command(path.rpartition(" ")[2], epilog=example_of(path))(found)
-        return _told_of(_with_runs(in_house_style(typer.main.get_command(single))))
+        command = _told_of(_with_runs(in_house_style(typer.main.get_command(single))))
+        return _with_names(command, list(self.commands)) if self.commands else command
 
 
 def _told_of(command: Any) -> Any:
@@ -80,6 +81,23 @@ def _with_runs(command: Any) -> Any:
             parameter._custom_shell_complete = completed_runs
     for below in getattr(command, "commands", {}).values():
         _with_runs(below)
+    return command
+
+
+def _with_names(command: Any, names: Sequence[str]) -> Any:
+    """The command: as its first word a shell completes the names of those below it, too."""
+    argument = next(one for one in command.params if one.param_type_name == "argument")
+    others = argument._custom_shell_complete
+
+    def complete(ctx: Any, parameter: Any, incomplete: str) -> list[Any]:
+        found: list[Any] = others(ctx, parameter, incomplete) if others else []
+        sources = (ctx.get_parameter_source(one.name) for one in command.params)
+        if any(source is not None and source.name == "COMMANDLINE" for source in sources):
+            return found
+        kind = type(found[0]) if found else str
+        return [*(kind(name) for name in names if name.startswith(incomplete)), *found]
+
+    argument._custom_shell_complete = complete
     return command
 
 

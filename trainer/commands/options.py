@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from services.common.errors import UserError
+from services.common.printing.help_pages import REPLACES
 from services.common.runs.paths import BEST, LATEST, in_runs
 from trainer.commands import completion
 
@@ -23,6 +24,7 @@ Overrides = Annotated[
         help="Changes to the configuration, such as learner.lr=1e-5 run.name=mine.",
     ),
 ]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help=REPLACES)]
 OF_ANY_RUN = "latest or best: of the run in runs/ that was written to last"
 """Behind CHECKPOINT, in a command that knows no run."""
 

@@ -17,6 +17,7 @@ from services.common.errors import UserError
 from services.common.http.addresses import is_http
 from services.common.loading.user_code import is_import_path
 from services.common.names import accepted, nearest
+from services.common.printing.kinds import shown
 from services.common.redaction import address_without_secrets
 from services.common.users_files import parse_yaml
 from services.common.validation import fitting
@@ -387,9 +388,9 @@ def _one_line(first: ErrorDetails, key: str) -> str:
         return f"{key}: required, and not given"
     if first["type"] == "model_type":
         form = f"{{{_keys_at(first['loc'])[0]}: ...}}"
-        return f"{key}: expected a section, such as {form} (got {first['input']!r})"
+        return f"{key}: expected a section, such as {form} (got {shown(first['input'])})"
     message = expected(first)
-    given = "" if isinstance(first["input"], dict | BaseModel) else f" (got {first['input']!r})"
+    given = "" if isinstance(first["input"], dict | BaseModel) else f" (got {shown(first['input'])})"
     if first["type"] == "literal_error":
         near = nearest(str(first["input"]), re.findall(r"'(.+?)'", first["ctx"]["expected"]))
         given += f"; did you mean {near}?" if near else ""

@@ -9,7 +9,7 @@ from services.common.errors import UserError
 from services.common.names import nearest
 from services.common.printing.kinds import kind_of
 from services.common.runs.paths import CONFIG
-from services.common.users_files import parse_yaml
+from services.common.users_files import parse_yaml, why_unread
 
 
 def read_sections(path: Path) -> dict[str, Any]:
@@ -21,8 +21,7 @@ def read_sections(path: Path) -> dict[str, Any]:
         hint = f"; {own} is one" if own.is_file() else ""
         raise UserError(f"{path}: is a folder; expected a YAML file{hint}") from e
     except (OSError, UnicodeDecodeError) as e:
-        why = e.strerror if isinstance(e, OSError) else e
-        raise UserError(f"{path}: cannot be read ({why}){_near_file(path)}") from e
+        raise UserError(f"{path}: cannot be read ({why_unread(e)}){_near_file(path)}") from e
     except ValueError as e:
         raise UserError(f"{path}{_place_and_problem(e)}") from e
     if not isinstance(raw, dict):

@@ -24,7 +24,7 @@ from services.common.loading.lazy import LazyModule
 from services.common.printing.completed import kept_in
 from services.common.printing.console import Console
 from services.common.printing.harmless import harmless
-from services.common.printing.help_pages import INDEX
+from services.common.printing.help_pages import INDEX, REPLACES
 from services.common.progress import progress_on
 from services.common.records.columns import NULL_IS_EMPTY, SUCH_AS
 from services.common.users_files import one_out, refuse_to_replace
@@ -72,7 +72,7 @@ SourceKey = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Column of the data source that a question is of.")
 ]
 QuestionIdKey = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the questions' ids.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help=REPLACES)]
 Out = Annotated[Path | None, typer.Option(help="The same as DST.")]
 
 

@@ -132,6 +132,13 @@ def on_hub(name: str) -> bool:
     return hub.hub_name(name, "dataset") is not None
 
 
+def check_given(name: str) -> None:
+    """Raises UserError where a folder or file of that name is there and is no model. One that is to be
+    fetched or made is told of then."""
+    if name not in KNOWN and _scheme(name) is None and Path(name).expanduser().exists():
+        check_folder(Path(name).expanduser(), name)
+
+
 def check_folder(folder: Path, given: str) -> Path:
     """The folder, if a model can be loaded from it. Raises UserError."""
     where = f"model.path {given}"

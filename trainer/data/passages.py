@@ -4,11 +4,11 @@ a wrong encoding."""
 from __future__ import annotations
 
 import re
+import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,13 @@ class CorpusReport:
     notes: list[str] = field(default_factory=list)
     numbered: bool = False
     """Whether rows have their numbers as ids."""
+    whole: bool = True
+    """Whether all rows were read."""
+
+    @property
+    def rows(self) -> int:
+        """Rows that were read."""
+        return self.passages + self.malformed
 
     @property
     def good(self) -> int:
@@ -103,8 +110,10 @@ def validate_corpus(
     on_rows: Callable[[int], None] = lambda rows: None,
     keys: CorpusKeys = NO_KEYS,
     most: int | None = None,
+    until: float | None = None,
 ) -> CorpusReport:
-    """Read a whole corpus, or `most` rows of it. Raises UserError only where a file itself cannot be read.
+    """Read a whole corpus, or `most` rows of it, or what can be read until a time (of `time.monotonic`); the
+    places of repeated rows are not looked for then. Raises UserError only where a file itself cannot be read.
 
     Takes 16 bytes per passage: hashes of ids and texts, which are compared at the end.
     """
@@ -119,11 +128,15 @@ def validate_corpus(
 
     def note(text: str, count: int) -> None:
         if count <= SHOWN:
-            notes.append((report.passages + report.malformed, text))
+            notes.append((report.rows, text))
 
-    for place, row in islice(_rows(path, numbers, keys), most):
-        if (report.passages + report.malformed) % 1000 == 999:
-            on_rows(report.passages + report.malformed + 1)
+    for place, row in _rows(path, numbers, keys):
+        late = until is not None and report.rows % 100 == 99 and time.monotonic() > until
+        if late or report.rows == most:
+            report.whole = False
+            break
+        if report.rows % 1000 == 999:
+            on_rows(report.rows + 1)
         if isinstance(row, ValueError):
             report.malformed += 1
             if len(report.problems) < SHOWN:
@@ -151,6 +164,8 @@ def validate_corpus(
     same_ids, same_texts = again(ids), again(texts)
     report.same_ids = len(same_ids)
     report.same_texts = len(same_texts)
+    if until is not None:
+        return report
     twice = ({ids[at] for at in same_ids[:SHOWN]}, {texts[at] for at in same_texts[:SHOWN]})
     notes += _repeated(report, path, keys, *twice)
     report.notes = [line for _, line in sorted(notes, key=lambda note: note[0])]

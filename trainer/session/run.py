@@ -124,6 +124,7 @@ def train(
             progress.say(line)
         return ended_already(folder, resumed, config, progress.say)
     check_retrievers(config)
+    models.check_given(config.model.path)
     own = load_parts(config)  # before there is a folder, which would be listed as a run
     again = resume is not None and folder.begun()
     folder.open(resume=resume is not None)

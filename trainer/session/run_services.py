@@ -22,7 +22,7 @@ from services.likelihood.client import LikelihoodClient
 from services.settings import RetrieverSettings
 from trainer.config.schema import Config
 from trainer.data import models
-from trainer.session.preflight.retrievers import keys_of
+from trainer.session.preflight.corpora import keys_of
 from trainer.session.waits import told
 
 Say = Callable[[str], None]

@@ -14,13 +14,17 @@ from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.printing.completed import one_of
 from services.common.printing.harmless import in_one_line
+from services.common.printing.help_pages import REPLACES
+from services.common.users_files import refuse_no_file, refuse_to_lose, refuse_to_replace
 from trainer.suite.compare import compare
-from trainer.suite.finished import load, load_result
-from trainer.suite.rows import METRICS
+from trainer.suite.finished import kept_evaluations, kept_suites, load, load_result
+from trainer.suite.result import RESULT_FILE
+from trainer.suite.rows import ANSWERS_FILE, METRICS
 from trainer.suite.sets import TITLES, in_order
 from trainer.suite.shown.page import page
 from trainer.suite.shown.tables import COLUMNS, HEADS, as_printed, latex_together, rows_of, together
 
+PAGE = "evaluations.html"
 SHOWN_GOLDEN = 4
 """Golden answers of a question that are printed; TriviaQA has dozens of some."""
 SHOWN_CHARACTERS = 200
@@ -32,6 +36,7 @@ def compare_command(
         list[Path],
         typer.Argument(
             metavar="EVALUATION",
+            autocompletion=kept_evaluations,
             help="Folders of `eval --suite`, or answers that `eval` has kept: NAME.answers.jsonl, or a "
             "folder with answers.jsonl. Each is compared with the first.",
         ),
@@ -67,15 +72,25 @@ def compare_command(
 def page_command(
     results: Annotated[
         list[Path],
-        typer.Argument(metavar="EVALUATION", help="Folders of `eval --suite`."),
+        typer.Argument(metavar="EVALUATION", autocompletion=kept_suites, help="Folders of `eval --suite`."),
     ],
     out: Annotated[
-        Path,
-        typer.Option(help="The file: by its name Markdown (.md), LaTeX (.tex), JSON or HTML."),
-    ] = Path("evaluations.html"),
+        Path | None,
+        typer.Option(
+            help="The file: by its name Markdown (.md), LaTeX (.tex), JSON or HTML. Default: "
+            f"{PAGE}, which is replaced."
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help=REPLACES)] = False,
 ) -> None:
     """Write the exact match of evaluations into one table, beside the rows that papers print (LaTeX: as
     comments)."""
+    if out is not None:
+        refuse_no_file("--out", out)
+        read = [one / name for one in results for name in (RESULT_FILE, ANSWERS_FILE)]
+        refuse_to_lose("--out", out, {str(file): file for file in read})
+        refuse_to_replace(f"--out {out}", out, overwrite)
+    out = out or Path(PAGE)
     write_atomically(out, _written_as(out.suffix, [load_result(folder) for folder in results]))
     typer.echo(f"written to {out}")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from services.common.errors import UserError
 from services.common.runs.kept_answers import protocol_file
+from services.common.runs.paths import RUNS
 from services.common.users_files import load_object
 from trainer.suite.folder import PLAN_FILE
 from trainer.suite.result import RESULT_FILE
@@ -67,6 +68,20 @@ def load(given: Path) -> Evaluation:
     if not all(key in result for key in NEEDED):
         raise UserError(f"{folder / RESULT_FILE}: expected what `unspiral eval --suite` writes")
     return Evaluation(str(given), result, _of_result(result, _greedy(answers)), result)
+
+
+def kept_evaluations(incomplete: str) -> list[str]:
+    """What `load` takes, of the current folder and the runs in runs/, for a shell: folders of answers, and
+    files NAME.answers.jsonl."""
+    here = [*Path().glob("*.answers.jsonl"), *Path().glob(f"*/{ANSWERS_FILE}")]
+    files = [*sorted(here), *sorted(RUNS.glob("*/eval/**/*answers.jsonl"))]
+    words = (str(file.parent if file.name == ANSWERS_FILE else file) for file in files)
+    return [word for word in words if word.startswith(incomplete)]
+
+
+def kept_suites(incomplete: str) -> list[str]:
+    """Those of them that `load_result` takes."""
+    return [word for word in kept_evaluations(incomplete) if _has_result(Path(word))]
 
 
 def load_result(given: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import httpx
 from services.common.answers import object_of, read_json
 from services.common.errors import EnvironmentLacks, UnspiralError, UserError
 from services.common.peers.proof import new_nonce, proven
+from services.common.printing.messages import said_by
 
 log = logging.getLogger("unspiral.control")
 
@@ -59,7 +60,7 @@ async def ask(url: str, token: str | None, method: str, path: str, body: Any = N
         try:
             return await http.request(method, url + path, json=body)
         except httpx.HTTPError as e:
-            what = f"the run at {url} does not answer: {type(e).__name__}"
+            what = f"the run at {url} does not answer: {said_by(e)}"
             raise EnvironmentLacks(what, status=504) from e
 
 

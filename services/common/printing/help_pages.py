@@ -10,6 +10,8 @@ CHECKPOINT = "A checkpoint, a run (its folder, or its name in runs/: its newest 
 INDEX = "Folder of an index, made by `unspiral index build`"
 CORPUS = "Corpus file or folder, of any layout in docs/data.md"
 """How the help of an argument or option of that name begins, in every command."""
+REPLACES = "Replace a file that is there."
+"""What --overwrite does, in every command that writes a file which its user has named."""
 OUT = "--out"
 OUT_SHORT = "-o"
 TYPES = {"<str>": "TEXT", "<list[str]>": "TEXT", "<path>": "PATH", "<int>": "INT", "<float>": "FLOAT"}

@@ -20,3 +20,8 @@ def kind_of(value: Any) -> str:
     """`text`, `a number`, `a list`, ...: behind `got`, in a line for people who need not know Python's
     names."""
     return _KINDS.get(type(value), type(value).__name__)
+
+
+def shown(value: Any) -> str:
+    """A value behind `got`, as it was given."""
+    return "nothing" if value is None else repr(value)

@@ -102,7 +102,9 @@ def _of_run(path: Path) -> Path | None:
 
 
 def no_run_in(folder: Path) -> str:
-    """The end of a line about a folder that was given as a run and is none."""
+    """The end of a line about a folder, or a file, that was given as a run and is none."""
+    if folder.is_file():
+        return f"a file, and no run's folder; `unspiral runs` lists those in {RUNS}/"
     return (
         f"no run's folder: {folder.absolute()} has none of {', '.join(FILES)}; `unspiral runs` lists those "
         f"in {RUNS}/"

@@ -1,6 +1,6 @@
 """Files and folders that a user names. What is wrong with one becomes a line that names it."""
 
-from services.common.users_files.read import load_json, load_object, load_yaml, reading
+from services.common.users_files.read import load_json, load_object, load_yaml, reading, why_unread
 from services.common.users_files.written import (
     make_folder,
     one_out,
@@ -22,5 +22,6 @@ __all__ = [
     "refuse_no_file",
     "refuse_to_lose",
     "refuse_to_replace",
+    "why_unread",
     "writing",
 ]

@@ -15,6 +15,13 @@ from services.common.users_files.yaml_text import parse_yaml
 _NO_SUCH_FORM = (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error)
 
 
+def why_unread(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file cannot be read, for messages."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"no {error.encoding.upper()} text: byte {error.start} is none of it"
+    return error.strerror or str(error)
+
+
 @contextmanager
 def reading(name: str | Path, form: str) -> Iterator[None]:
     """Around the reading of a whole file, which is to be `form`. name: of the file, for messages, with the
@@ -22,8 +29,7 @@ def reading(name: str | Path, form: str) -> Iterator[None]:
     try:
         yield
     except (OSError, UnicodeDecodeError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or error
-        raise UserError(f"{name}: cannot be read ({why})") from error
+        raise UserError(f"{name}: cannot be read ({why_unread(error)})") from error
     except _NO_SUCH_FORM as error:
         raise UserError(f"{name}: not {form} ({' '.join(str(error).split())})") from error
 

@@ -12,13 +12,18 @@ from typing import TypeVar
 from services.common.errors import EnvironmentLacks, UserError
 
 P = TypeVar("P", Path, str)
+STREAMS = ("/dev/", "/proc/")
+"""Where /dev/stdout lies, which is a file where the shell leads it to one."""
 
 
 def refuse_to_replace(name: str, file: Path, overwrite: bool, src: Path | None = None) -> None:
-    """Raises UserError where a file is there that a command is to write, unless it may replace it. name: of
-    the file, for messages. src: what the command reads, of which its own check says more."""
+    """Raises UserError where a file is there that a command is to write, unless it may replace it. A pipe may
+    be there, and what standard output leads to. name: of the file, for messages. src: what the command reads,
+    of which its own check says more."""
+    if file.is_dir():
+        raise UserError(f"{name}: is a folder; expected the name of a file")
     is_source = src is not None and src.exists() and file.exists() and file.samefile(src)
-    if file.exists() and not overwrite and not is_source:
+    if file.is_file() and not str(file).startswith(STREAMS) and not overwrite and not is_source:
         raise UserError(f"{name}: is there already; --overwrite replaces it")
 
 

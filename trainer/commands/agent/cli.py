@@ -66,6 +66,8 @@ def checkpoint_and_words(command: str, option: str | None, words: list[str]) -> 
     expected = f"expected a checkpoint, a run or latest. {example_of(command)}"
     if at is None:
         raise UserError(f"{command}: no checkpoint is named; {expected}")
+    if not words[at].strip():  # an unset variable, which would mean the current folder
+        raise UserError(f"{command}: an empty word where a checkpoint is named; {expected}")
     rest = [*words[:at], *words[at + 1 :]]
     if all(map(is_change, rest)) and not models.is_there(words[at]) and not names_run(words[at]):
         raise UserError(f"{command}: {words[at]} names no checkpoint; {expected}")
@@ -78,6 +80,11 @@ def question_and_changes(words: list[str]) -> tuple[str | None, list[str]]:
     changes = [word for word in words if is_change(word)]
     asked = [word for word in words if not is_change(word)]
     if len(asked) > 1:
+        for word in asked:
+            if "=" in word and word.partition("=")[0].isidentifier():
+                raise UserError(
+                    f"ask: {word}: no key {word.partition('=')[0]}; expected such as rollout.topk=5"
+                )
         raise UserError(f"ask: {len(asked)} questions; quote the question: 'who wrote Hamlet?'")
     return (asked[0] if asked else None), changes
 

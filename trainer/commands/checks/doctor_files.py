@@ -19,8 +19,8 @@ from trainer.data.passages import CorpusReport, validate_corpus
 from trainer.data.questions import Report, validate
 from trainer.data.relative_paths import paths_of, where_looked
 from trainer.lab.demo import lab_name
+from trainer.session.preflight import corpora
 from trainer.session.preflight.retrievers import check_index, retrievers_of
-from trainer.session.preflight.retrievers import keys_of as columns_of
 
 LOOKED_AT = 300_000
 """Rows of a file that are read, which takes some ten seconds; the line says so where it has more."""
@@ -107,7 +107,7 @@ def _questions_of(config: Config, key: str, value: str) -> Finding:
 
 def _corpus_of(key: str, searched: RetrieverSettings) -> Finding:
     """Whether a run can make its index of a corpus, which it reads whole."""
-    corpus, keys = str(searched.corpus), columns_of(searched)
+    corpus, keys = str(searched.corpus), corpora.keys_of(searched)
 
     def read() -> CorpusReport:
         return validate_corpus(Path(corpus), keys=keys, most=LOOKED_AT)
@@ -115,30 +115,23 @@ def _corpus_of(key: str, searched: RetrieverSettings) -> Finding:
     report = tried(f"{key}.corpus", corpus, read)
     if isinstance(report, Finding):
         return report
-    rows = report.passages + report.malformed
-    good = report.good
-    seen = f"{corpus}: {counted(good, 'passage')} {_read(rows)}"
-    told = []
-    if report.malformed:
-        told += [report.problems[0], malformed(report.malformed, rows, whole=rows < LOOKED_AT)]
-    if report.same_ids:
-        told.append(counted(report.same_ids, "row has", "rows have") + " the id of an earlier one")
-    if not rows:
+    seen = f"{corpus}: {counted(report.good, 'passage')} {_read(report.rows)}"
+    if not report.rows:
         return Finding(f"{key}.corpus", "bad", seen, "it is empty")
+    told = corpora.unfit(report)
     notes = []
     if report.no_id:
         notes.append(placed_said(report.no_id))
     if report.no_value:
         notes.append(no_value_said(report.no_value))
-    lists = f"{validating(corpus, null_is_empty=keys.null_is_empty, **keys.given)} lists all"
+    lists, *out = corpora.ways_out(key, searched, report)
     if not told:
         if not notes:
             return Finding(f"{key}.corpus", "good", seen)
         return Finding(f"{key}.corpus", "note", seen, "; ".join([*notes, lists]))
-    if searched.skip_bad and good:
+    if corpora.left_out(report, searched):
         told[-1] += f", left out by {key}.skip_bad"
         return Finding(f"{key}.corpus", "note", seen, "; ".join([*told, *notes, lists]))
-    out = [f"{key}.skip_bad=true leaves such rows out"] if good else []
     return Finding(f"{key}.corpus", "bad", seen, "; ".join([*told, *notes, lists, *out]))
 
 

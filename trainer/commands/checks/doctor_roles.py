@@ -14,6 +14,7 @@ from services.common.counting import counted
 from services.common.errors import UnspiralError
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.loading.extras import EXTRAS, how_to_install
+from services.common.printing.messages import said_by
 from services.control.records import RunStatus
 from services.likelihood.rest.launch import without_password
 from services.likelihood.store.opening import open_store
@@ -134,7 +135,7 @@ def check_run() -> Iterator[Finding]:
     try:
         answer = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=25, trust_env=False)
     except httpx.HTTPError as e:
-        yield Finding("run", "note", f"{url}: {type(e).__name__}", "nothing runs here now; its log says why")
+        yield Finding("run", "note", f"{url}: {said_by(e)}", "nothing runs here now; its log says why")
         return
     if not answer.is_success:
         yield Finding("run", "bad", f"{url}: HTTP {answer.status_code}", " ".join(answer.text.split())[:300])

@@ -9,7 +9,7 @@ import typer
 
 from services.common.counting import counted
 from services.common.loading.lazy import LazyModule
-from services.common.printing.help_pages import RUN
+from services.common.printing.help_pages import REPLACES, RUN
 
 if TYPE_CHECKING:
     from trainer.commands import completion
@@ -145,10 +145,11 @@ def trace(
         Path | None,
         typer.Option(help="The file. Default: traces/step_STEP.json in the run's folder."),
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help=REPLACES)] = False,
 ) -> None:
     """Write a step's timeline as a trace-event file. It holds rollouts by worker, searches, update and sync;
     open it in ui.perfetto.dev or chrome://tracing."""
-    file, spans = tracing.write_trace(run, step, out)
+    file, spans = tracing.write_trace(run, step, out, overwrite=overwrite)
     workers = {t.worker for t in spans.trajectories}
     typer.echo(
         f"{file}: step {spans.step}, {spans.ended - spans.began:.2f} s, "

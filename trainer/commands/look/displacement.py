@@ -14,10 +14,11 @@ from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.lazy import LazyModule
 from services.common.printing.help_pages import CHECKPOINT
+from services.common.users_files import make_folder, refuse_to_replace
 from services.likelihood.exports.fixed_prompts import FOLDER, said_of_similarity
 from trainer.commands import completion
 from trainer.commands.agent.source import agent_spec, named
-from trainer.commands.options import OF_ANY_RUN, AsJson
+from trainer.commands.options import OF_ANY_RUN, AsJson, Overwrite
 from trainer.commands.terminal import for_people
 from trainer.data.named_columns import questions_in
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
@@ -56,11 +57,15 @@ def displacement(
     out: Annotated[
         Path | None, typer.Option(help="JSON file. Default: displacement/step_N.json in the run's folder.")
     ] = None,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure what one update does to sampled answers, on the same prompts for every checkpoint. Each
     prompt's group takes one optimiser step from the checkpoint's weights, which stay as they
     are. `unspiral report --paper` draws the result."""
+    if out is not None:
+        refuse_to_replace(f"--out {out}", out, overwrite)
+        make_folder(out.parent, f"--out {out}: its folder")
     source = named(checkpoint, overrides or [])
     if source.checkpoint is None:
         raise UserError(f"displacement {checkpoint}: a model's folder; expected a checkpoint or a run")

@@ -20,6 +20,7 @@ SCORES = ("eval/em_greedy", "eval/em_sampled")
 AFTER = ("em_after", "em_after_sampled")
 HEADS = ("run", "state", "step", "reward", "held-out", "phase", "written")
 ABSENT = "-"
+WHERE = "runs go to run.dir/run.name, by default runs/NAME"
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,10 @@ def runs_in(folder: Path) -> list[Listed]:
             f"{folder}: is a file; expected a folder of runs, or a run: its folder, name, or latest"
         )
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; runs go to run.dir/run.name, by default runs/NAME")
+        raise UserError(f"{folder}: no such folder; {WHERE}")
     found = [folder] if is_run(folder) else [f for f in folder.iterdir() if f.is_dir() and is_run(f)]
     if not found:
-        raise UserError(f"{folder}: there is no run in it")
+        raise UserError(f"{folder}: there is no run in {folder.absolute()}; {WHERE}")
     return sorted((_listed(f) for f in found), key=lambda run: (-run.written, run.run))
 
 

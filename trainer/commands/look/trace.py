@@ -18,7 +18,7 @@ import orjson
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.runs.paths import is_run, no_run_in, refuse_to_lose_records, run_folder
-from services.common.users_files import make_folder
+from services.common.users_files import make_folder, refuse_no_file, refuse_to_replace
 from services.contracts import Span
 from trainer.loop.run.spans import StepSpans, TrajectorySpans, read_spans, steps_with_spans
 
@@ -45,15 +45,19 @@ class Offset:
         return f"{self.seconds:+.6f} s added, right within {self.within:.6f} s"
 
 
-def write_trace(given: str, step: int | None, out: Path | None) -> tuple[Path, StepSpans]:
+def write_trace(
+    given: str, step: int | None, out: Path | None, *, overwrite: bool = False
+) -> tuple[Path, StepSpans]:
     """Write the trace of a step of a run (as `run_folder` finds it) to `out`, or to
-    `traces/step_STEP.json` in the run's folder. step: None is the newest. Returns the file and
-    what is in it. Raises UserError."""
+    `traces/step_STEP.json` in the run's folder. step: None is the newest. overwrite: whether `out` may be
+    there. Returns the file and what is in it. Raises UserError."""
     run = run_folder(given)
     if not is_run(run):
         raise UserError(f"{given}: {no_run_in(run)}")
     if out is not None:
+        refuse_no_file("--out", out)
         refuse_to_lose_records("--out", out, [run])
+        refuse_to_replace(f"--out {out}", out, overwrite)
     if step is None:
         step = max(steps_with_spans(run), default=1)  # where none is there, the reading says so
     spans = read_spans(run, step)

@@ -20,9 +20,9 @@ from services.common.printing.completed import kept_in
 from services.common.printing.console import Console
 from services.common.printing.help_pages import CHECKPOINT, RUN
 from services.common.processes import signals
-from services.common.users_files import make_folder, one_out, refuse_to_lose
+from services.common.users_files import make_folder, one_out, refuse_to_lose, refuse_to_replace
 from trainer.commands import completion
-from trainer.commands.options import OF_ANY_RUN, AsJson, ConfigFile, Overrides, refuse_run
+from trainer.commands.options import OF_ANY_RUN, AsJson, ConfigFile, Overrides, Overwrite, refuse_run
 from trainer.commands.terminal import ending, for_people
 from trainer.commands.version import code_versions
 from trainer.commands.work.in_words import (
@@ -88,6 +88,8 @@ def train(
 ) -> None:
     """Train a policy. The run's files go to run.dir/run.name."""
     refuse_run("--resume", overrides or [])
+    if allow_changed and resume is None:
+        raise UserError("--allow-changed: goes with --resume latest or --resume PATH")
     settings = load_config(config, overrides or [])
     try:
         with looked_for(config, settings):
@@ -206,6 +208,7 @@ def evaluate(
             "otherwise eval/answers.jsonl in the run's folder."
         ),
     ] = None,
+    overwrite: Overwrite = False,
     suite: Annotated[
         str | None,
         typer.Option(
@@ -241,8 +244,10 @@ def evaluate(
     refuse_run("--checkpoint", overrides or [])
     settings = load_config(config, overrides or [])
     if suite is not None:
-        if answers is not None or as_json:
-            raise UserError("eval: --answers and --json go without --suite, whose folder holds both")
+        if answers is not None or as_json or overwrite:
+            raise UserError(
+                "eval: --answers, --json and --overwrite go without --suite, whose folder holds all of it"
+            )
         with looked_for(config, settings):
             _evaluate_suite(
                 settings,
@@ -268,6 +273,8 @@ def evaluate(
     if out:
         refuse_to_lose("--out", out, read)
         _make_room("--out", out)
+        refuse_to_replace(f"--out {out}", out, overwrite)
+    named = answers or out  # otherwise the command's own place
     answers = answers or (
         out.with_suffix(".answers.jsonl") if out else settings.run_dir / "eval" / ANSWERS_FILE
     )
@@ -275,6 +282,8 @@ def evaluate(
     if out and answers.absolute() == out.absolute():
         raise UserError(f"--answers {answers}: is --out too; give two files")
     _make_room("--answers", answers)
+    if named:
+        refuse_to_replace(f"--answers {answers}", answers, overwrite)
     scored = False
 
     def keep(scores: dict[str, Any]) -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 
 from retriever_service.addresses import check_address
 from retriever_service.errors import IndexInvalid
-from retriever_service.index_folder.corpus import read_corpus
 from retriever_service.index_folder.description import read_info
-from retriever_service.index_folder.keys import CorpusKeys
 from retriever_service.search.users_index import load_search
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.loading.user_code import is_import_path
@@ -21,6 +18,7 @@ from services.common.redaction import address_without_secrets
 from services.settings import RetrieverSettings
 from trainer.config.schema import Config
 from trainer.data import models
+from trainer.session.preflight.corpora import check_corpus
 
 LISTEN_SECONDS = 5.0
 """Longest wait, before Ray starts, for a server to take a connection at a retriever's address: one that is
@@ -45,7 +43,8 @@ def indexes_of(config: Config) -> dict[str, str]:
 
 
 def check_retrievers(config: Config) -> None:
-    """Raises UserError where an index folder or a corpus file is not there."""
+    """Raises UserError where an index folder or a corpus file is not there, or no index can be made of the
+    corpus."""
     for key, index in indexes_of(config).items():
         check_index(key, index)
     for key, settings in retrievers_of(config):
@@ -55,22 +54,6 @@ def check_retrievers(config: Config) -> None:
         if corpus and not models.is_there(corpus):
             raise UserError(f"{key}.corpus: {corpus}: no such file or folder; docs/data.md says what is read")
         check_corpus(key, settings)
-
-
-def keys_of(settings: RetrieverSettings) -> CorpusKeys:
-    """Columns of the corpus that the configuration names."""
-    return CorpusKeys(settings.text_key, settings.title_key, settings.id_key, settings.null_is_empty)
-
-
-def check_corpus(key: str, settings: RetrieverSettings) -> None:
-    """Raises UserError where the first row of a corpus file is no passage: after the start of Ray it would be
-    learnt late. The other rows are read by the build."""
-    if not settings.corpus or not Path(settings.corpus).exists():  # a name of the laboratory or the hub
-        return
-    try:
-        next(read_corpus(settings.corpus, skip_bad=settings.skip_bad, keys=keys_of(settings)), None)
-    except UserError as e:
-        raise UserError(f"{key}.corpus: {e}") from None
 
 
 def check_addresses(config: Config) -> None:
