@@ -19,6 +19,7 @@ from services.contracts import WeightUpdate, WorkerInfo
 from services.rollout.engines.base import GenerateCall
 from services.rollout.engines.transformers_engine import TransformersEngine
 from services.rollout.pool import placement
+from services.rollout.pool.shares import rank_share
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import WeightsGoneError
 from trainer.config.schema import parse_config
@@ -86,7 +87,7 @@ def test_gpus_are_divided_between_learner_and_workers():
     assert placement.demand(RolloutSettings(), four) == {"GPU": 1}
     shared = placement.demand(RolloutSettings(share_gpus=True), four)["GPU"]
     assert (
-        2 * shared > 1 and shared + (1 - placement.SHARED) == 1
+        2 * shared > 1 and shared + rank_share(RolloutSettings(share_gpus=True)) == 1
     )  # a rank fits beside a worker, a second worker does not
 
 
