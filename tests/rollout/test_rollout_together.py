@@ -207,7 +207,7 @@ class Gpus:
             if method == "start":
                 self.starting.append(id)
                 await self.up[id].wait()
-            return WorkerInfo(id, 1, "here", 0, state="ready", gpus=gpu)
+            return WorkerInfo(id, 1, "here", 0, state="ready", gpu_ids=gpu)
 
         return ScriptedWorker(answers)
 

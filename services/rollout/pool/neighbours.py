@@ -31,7 +31,7 @@ class Neighbours:
         if not (self._crowded and member.gpus):
             yield
             return
-        place = self._places[member.info.node, member.info.gpus]
+        place = self._places[member.info.node, member.info.gpu_ids]
         if place.locked():
             stages[member.slot] = WAITS_FOR
         async with place:
