@@ -339,17 +339,25 @@ def test_the_order_of_turns_in_a_step(tmp_path, share, monkeypatch):
 
 
 @pytest.mark.ray
-def test_a_run_in_turns_trains_and_ends_like_any_other(files, tmp_path):
+@pytest.mark.parametrize("each", [1, 2], ids=["one worker", "two together"])
+def test_a_run_in_turns_trains_and_ends_like_any_other(files, tmp_path, each):
     """On CPU engines give nothing free, but refuse work out of turn, so a wrong order fails here too."""
     sections = {
-        "rollout": {"share_gpus": True, "engine": "transformers"},
+        "rollout": {
+            "share_gpus": True,
+            "engine": "transformers",
+            "workers_per_gpu": each,
+            "workers": each,
+        },
         "trainer": {"steps": 3, "eval_at_ends": True},
     }
     config = configuration(files, tmp_path, "turns", **sections)
-    code, out = finish(command("train", "--config", config))
+    room = {"RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 1 + each})}
+    code, out = finish(command("train", "--config", config, environment=room))
     assert code == 0, out
     run = tmp_path / "turns"
     assert [m["step"] for m in metrics(run)] == [1, 2, 3]
+    assert len(events(run, "worker_join")) == each
     assert not events(run, "trajectory_retry") and not events(run, "worker_lost")
     summary = json.loads((run / "summary.json").read_text())
     parts = [summary["performance"][f"share/{p}"] for p in ("rollout", "update", "logprob", "sync", "other")]
