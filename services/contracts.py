@@ -337,3 +337,5 @@ class WorkerInfo:
     where nothing does."""
     hits_left_out: int = 0
     """Hits of its searches that had no text, and were left out beside others of their query."""
+    gpu_ids: str = ""
+    """The GPUs of its node that it sees, as Ray names them in CUDA_VISIBLE_DEVICES."""

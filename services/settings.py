@@ -17,6 +17,8 @@ from services.common.loading.user_code import is_import_path
 
 CPU_CACHE_GIB = 1.0
 """Key-value cache of an engine on CPU, where `kv_cache_gib` is not given."""
+MOST_WORKERS_PER_GPU = 32
+"""Ray counts shares of a GPU in ten-thousandths: with more workers they would no longer be told apart."""
 TAKEN_TAGS = ("think", "search", "information", "answer")
 """Tags that are no tool's."""
 
@@ -100,7 +102,7 @@ class RolloutSettings(Settings):
 
     workers: Annotated[int, Field(ge=1)] | Literal["all"] = 1
     """Number of rollout workers. "all" follows the cluster: one worker per unit of its `rollout` resource, or
-    per GPU that the learner leaves."""
+    per GPU that the learner leaves; `workers_per_gpu` times as many where that is above 1."""
     engine: Literal["vllm", "transformers"] = "vllm"
     """Inference engine. `transformers` is a small, slow twin for machines without vLLM."""
     prompts_per_step: int = Field(16, ge=1)
@@ -163,14 +165,19 @@ class RolloutSettings(Settings):
     """Data type in which vLLM computes logits. `float32` brings a bfloat16 sampler closer to the learner,
     whose logits are float32; the output layer takes longer."""
     gpu_memory_utilization: float = Field(0.6, gt=0, le=1)
-    """Fraction of a GPU's memory that vLLM may take (GPU only)."""
+    """Fraction of a GPU's memory that vLLM may take (GPU only). The workers of one GPU divide it equally."""
     kv_cache_gib: float | None = Field(None, gt=0)
-    """Size of the key-value cache in GiB. Without it the cache has 1 GiB on CPU, and on GPU the rest of what
-    `gpu_memory_utilization` allows, which vLLM measures. Give it, and a low `gpu_memory_utilization`, where
-    other processes take and free memory of the same GPU: vLLM refuses to start when memory becomes free while
-    it measures."""
+    """Size of a worker's key-value cache in GiB. Without it the cache has 1 GiB on CPU, and on GPU the rest
+    of what `gpu_memory_utilization` allows, which vLLM measures. Give it, and a low `gpu_memory_utilization`,
+    where other processes take and free memory of the same GPU: vLLM refuses to start when memory becomes free
+    while it measures."""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs per worker, over which its model is split."""
+    workers_per_gpu: int = Field(1, ge=1, le=MOST_WORKERS_PER_GPU)
+    """Workers on one GPU, each with an engine in a process of its own and its own copy of the weights (GPU
+    only). For models so small that one engine leaves the GPU idle. Their engines start one after the other,
+    and weights reach them through host memory. `workers` is their number on all GPUs together; not given, it
+    is that of one GPU."""
     compile: Literal["full", "graphs", "off"] = "full"
     """Preparation of vLLM before it serves (GPU only). `full` compiles the model and captures CUDA graphs;
     `graphs` captures those of decoding steps alone, and starts sooner (steps in which a prompt begins run

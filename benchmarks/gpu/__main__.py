@@ -4,6 +4,8 @@
         packed micro-batches against padded ones; LLDS on and off
     python -m benchmarks.gpu rollout --model M --data D
         independent trajectories against a turn barrier, on the same engine
+    python -m benchmarks.gpu crowd --model M --data D --workers 1 2 4
+        several workers on one GPU against one
     python -m benchmarks.gpu train --model M --data D --minutes N
         warm start, a real run, exact match before and after by source
     python -m benchmarks.gpu peer --model M --data D
@@ -26,11 +28,18 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.gpu import compare, learner, peer, rollout, staleness, train
+from benchmarks.gpu import compare, crowd, learner, peer, rollout, staleness, train
 from benchmarks.gpu.machine import machine, no_room
 
 KEPT = Path(__file__).parents[1] / "results" / "gpu"
-COMMANDS = {"learner": learner, "rollout": rollout, "train": train, "peer": peer, "staleness": staleness}
+COMMANDS = {
+    "learner": learner,
+    "rollout": rollout,
+    "crowd": crowd,
+    "train": train,
+    "peer": peer,
+    "staleness": staleness,
+}
 
 
 def main() -> int:

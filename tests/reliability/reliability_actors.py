@@ -27,10 +27,11 @@ class BrokenWorker(RolloutWorker):
 
 
 class GpuWorker:
-    """Tells which GPUs Ray lets it see."""
+    """Tells which GPUs Ray lets it see. Asynchronous as a real worker is: for an actor of plain methods Ray
+    starts as many threads as it may have calls, 10,000 here."""
 
     def __init__(self, *args, **kwargs):
         self.seen = os.environ.get("CUDA_VISIBLE_DEVICES")
 
-    def info(self) -> str | None:
+    async def info(self) -> str | None:
         return self.seen

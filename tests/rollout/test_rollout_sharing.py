@@ -19,6 +19,7 @@ from services.contracts import WeightUpdate, WorkerInfo
 from services.rollout.engines.base import GenerateCall
 from services.rollout.engines.transformers_engine import TransformersEngine
 from services.rollout.pool import placement
+from services.rollout.pool.shares import rank_share
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import WeightsGoneError
 from trainer.config.schema import parse_config
@@ -86,7 +87,7 @@ def test_gpus_are_divided_between_learner_and_workers():
     assert placement.demand(RolloutSettings(), four) == {"GPU": 1}
     shared = placement.demand(RolloutSettings(share_gpus=True), four)["GPU"]
     assert (
-        2 * shared > 1 and shared + (1 - placement.SHARED) == 1
+        2 * shared > 1 and shared + rank_share(RolloutSettings(share_gpus=True)) == 1
     )  # a rank fits beside a worker, a second worker does not
 
 
@@ -338,17 +339,25 @@ def test_the_order_of_turns_in_a_step(tmp_path, share, monkeypatch):
 
 
 @pytest.mark.ray
-def test_a_run_in_turns_trains_and_ends_like_any_other(files, tmp_path):
+@pytest.mark.parametrize("each", [1, 2], ids=["one worker", "two together"])
+def test_a_run_in_turns_trains_and_ends_like_any_other(files, tmp_path, each):
     """On CPU engines give nothing free, but refuse work out of turn, so a wrong order fails here too."""
     sections = {
-        "rollout": {"share_gpus": True, "engine": "transformers"},
+        "rollout": {
+            "share_gpus": True,
+            "engine": "transformers",
+            "workers_per_gpu": each,
+            "workers": each,
+        },
         "trainer": {"steps": 3, "eval_at_ends": True},
     }
     config = configuration(files, tmp_path, "turns", **sections)
-    code, out = finish(command("train", "--config", config))
+    room = {"RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 1 + each})}
+    code, out = finish(command("train", "--config", config, environment=room))
     assert code == 0, out
     run = tmp_path / "turns"
     assert [m["step"] for m in metrics(run)] == [1, 2, 3]
+    assert len(events(run, "worker_join")) == each
     assert not events(run, "trajectory_retry") and not events(run, "worker_lost")
     summary = json.loads((run / "summary.json").read_text())
     parts = [summary["performance"][f"share/{p}"] for p in ("rollout", "update", "logprob", "sync", "other")]

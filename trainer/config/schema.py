@@ -36,6 +36,7 @@ from trainer.config.algorithm import AlgorithmSettings
 from trainer.config.aliases import meant_by
 from trainer.config.data_settings import DataSettings
 from trainer.config.expected import expected
+from trainer.config.gpu_places import check_places, fill_in_workers
 from trainer.config.held_out_scores import BestBy
 from trainer.config.learner import LearnerSettings
 from trainer.config.run_name import RunName
@@ -177,8 +178,7 @@ class Config(Settings):
                 f"rollout.head_dtype={self.rollout.head_dtype} needs rollout.engine=vllm; the engine "
                 f"{self.rollout.engine} computes logits in the type of its weights"
             )
-        if self.rollout.share_gpus:
-            self._check_turns()
+        check_places(self.rollout, ranks=self.learner.ranks, backend=self.weight_sync.backend)
         self._check_batch()
         self._check_best()
         if not (self.retriever.url or self.retriever.index or self.retriever.corpus):
@@ -236,6 +236,7 @@ class Config(Settings):
     def _fill_in(self) -> None:
         """Defaults that depend on other sections. They are not counted among the keys that the user has
         set."""
+        fill_in_workers(self.rollout)
         if self.algorithm.loss == "dr_grpo" and self.algorithm.dr_grpo_tokens is None:
             self.algorithm.__dict__["dr_grpo_tokens"] = self._most_tokens
         if self.rollout.max_staleness and "dynamic_sampling" not in self.algorithm.model_fields_set:
@@ -276,24 +277,6 @@ class Config(Settings):
             raise ValueError(
                 f"{' and '.join(wanted)} {'need' if len(wanted) > 1 else 'needs'} held-out scores during the "
                 "run: set trainer.eval_every above 0 and data.eval"
-            )
-
-    def _check_turns(self) -> None:
-        r = self.rollout
-        if self.weight_sync.backend not in ("auto", "shared_memory"):
-            raise ValueError(
-                f"weight_sync.backend={self.weight_sync.backend} does not work with "
-                "rollout.share_gpus=true: two ranks of NCCL cannot share "
-                "a GPU. Set it to auto or shared_memory"
-            )
-        if r.max_staleness or r.tensor_parallel > 1:
-            raise ValueError(
-                "rollout.share_gpus=true needs rollout.max_staleness=0 and rollout.tensor_parallel=1"
-            )
-        if r.workers == "all" or r.workers < self.learner.ranks:
-            raise ValueError(
-                "rollout.share_gpus=true needs a number of rollout.workers, at least "
-                f"learner.ranks={self.learner.ranks}: each rank shares a worker's GPU"
             )
 
     @property

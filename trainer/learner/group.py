@@ -23,7 +23,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from services.common.errors import EnvironmentLacks, UnspiralError, explains
 from services.contracts import TokenBatch, TrainBatch, WeightsReceiver, WeightUpdate
-from services.rollout.pool.placement import SHARED
+from services.rollout.pool.shares import rank_share
 from services.weight_sync.base import ENVIRONMENT_PREFIXES
 from trainer.config.algorithm import AlgorithmSettings
 from trainer.config.schema import Config
@@ -292,8 +292,7 @@ class LearnerGroup:
         never hold all ranks."""
         have = ray.cluster_resources()
         demand = {"CPU": 1.0}
-        share = 1.0 - SHARED if self.config.rollout.share_gpus else 1.0
-        demand |= {"GPU": round(share, 4)} if have.get("GPU") else {}
+        demand |= {"GPU": rank_share(self.config.rollout)} if have.get("GPU") else {}
         demand |= {"learner": 1.0} if have.get("learner") else {}
         if lacking := [k for k, v in demand.items() if v * self.ranks > have.get(k, 0.0)]:
             asked = ", ".join(f"{v * self.ranks:g} {k}" for k, v in demand.items())

@@ -7,6 +7,7 @@ import os
 from services.common.counting import counted
 from services.common.errors import EnvironmentLacks
 from services.common.loading.extras import installed
+from services.rollout.pool.shares import gpus_of
 from trainer.config.schema import Config
 
 CPU_INSTEAD = "unspiral init --gpus 0 writes a configuration for a CPU"
@@ -14,10 +15,13 @@ CPU_INSTEAD = "unspiral init --gpus 0 writes a configuration for a CPU"
 
 def asked_by(config: Config) -> list[str]:
     """The settings that have no meaning without a GPU, as `rollout.share_gpus=true` (with engine
-    `transformers` the turns work on a CPU too). Without any a run takes what is there."""
+    `transformers` turns, and workers that share a device, work on a CPU too). Without any a run takes what is
+    there."""
     rollout = config.rollout
     asked = {
         "rollout.share_gpus=true": rollout.share_gpus and rollout.engine == "vllm",
+        f"rollout.workers_per_gpu={rollout.workers_per_gpu}": rollout.workers_per_gpu > 1
+        and rollout.engine == "vllm",
         f"rollout.tensor_parallel={rollout.tensor_parallel}": rollout.tensor_parallel > 1,
         "weight_sync.backend=nccl": config.weight_sync.backend == "nccl",
     }
@@ -26,12 +30,9 @@ def asked_by(config: Config) -> list[str]:
 
 def needed(config: Config) -> int:
     """GPUs of a run that computes on GPUs: one for each learner rank and `rollout.tensor_parallel` for each
-    worker, or the same ones in turns."""
+    worker (or one for every `rollout.workers_per_gpu`), or the same ones in turns."""
     workers = 1 if config.rollout.workers == "all" else config.rollout.workers
-    ranks = config.learner.ranks
-    if config.rollout.share_gpus:
-        return max(workers, ranks)
-    return workers * config.rollout.tensor_parallel + ranks
+    return gpus_of(config.rollout, workers, config.learner.ranks)
 
 
 def lack_of_gpus(config: Config, there: int) -> tuple[str, str] | None:
@@ -43,8 +44,10 @@ def lack_of_gpus(config: Config, there: int) -> tuple[str, str] | None:
             CPU_INSTEAD,
         )
     if 0 < there < wanted:
+        each = config.rollout.workers_per_gpu
+        crowd = f", rollout.workers_per_gpu={each}" if each > 1 else ""
         return (
-            f"learner.ranks={config.learner.ranks}, rollout.workers={config.rollout.workers}: "
+            f"learner.ranks={config.learner.ranks}, rollout.workers={config.rollout.workers}{crowd}: "
             f"{counted(wanted, 'GPU is', 'GPUs are')} needed, and this machine has {there}",
             "ask for fewer workers and ranks, or set rollout.share_gpus=true",
         )

@@ -24,6 +24,7 @@ from services.contracts import Question
 from services.rollout.pool import placement
 from services.rollout.pool.pool import RolloutPool
 from services.rollout.worker.tokenizer import load_tokenizer
+from services.settings import RolloutSettings
 from trainer.config.schema import Config
 from trainer.data import PromptCursor
 from trainer.data.named_columns import questions_in
@@ -140,9 +141,11 @@ def starting(pool: RolloutPool, learner: LearnerGroup) -> str:
     return ", ".join([*workers, *([] if learner.where else ["the learner"])]) + busy()
 
 
-async def _start_on_gpus(pool: RolloutPool, learner: LearnerGroup, *, in_turns: bool) -> None:
-    """in_turns: workers and ranks share their GPUs."""
-    if not in_turns:
+async def _start_on_gpus(pool: RolloutPool, learner: LearnerGroup, rollout: RolloutSettings) -> None:
+    if not rollout.share_gpus:
+        if rollout.workers_per_gpu > 1:
+            # Ray spreads parts of GPUs over nodes, and a rank needs a whole one: it takes its own first.
+            await asyncio.to_thread(learner.prepare)
         await asyncio.gather(pool.start(), asyncio.to_thread(learner.start))
         return
     # An engine measures the free memory when it starts: till then the learner uses host memory. Ranks placed
@@ -220,7 +223,7 @@ async def start_system(
                 await wait_for_room(config, learner)
         say("starting rollout workers and learner")
         with told(say, lambda: starting(pool, learner)):
-            await _start_on_gpus(pool, learner, in_turns=config.rollout.share_gpus)
+            await _start_on_gpus(pool, learner, config.rollout)
         for rank in learner.where[:1]:
             if rank.activations:
                 say(rank.activations)

@@ -22,6 +22,7 @@ from services.rollout.errors import WorkerLostError
 from services.rollout.pool import placement
 from services.rollout.pool.delivery import Delivery
 from services.rollout.pool.member import Member
+from services.rollout.pool.neighbours import Neighbours
 from services.rollout.pool.placement import WorkerArguments
 from services.rollout.pool.roster import Roster
 from services.rollout.pool.turns import Turns
@@ -63,6 +64,7 @@ class Membership:
         self._retiring: set[asyncio.Task] = set()
         self._pings: dict[Member, asyncio.Task] = {}
         self._turns = Turns()
+        self._neighbours = Neighbours(self._settings.workers_per_gpu)
         self._to_be_placed: set[int] = set()
         """Slots of `start` that are wanted still, and have no room on the cluster yet."""
         self._placed = asyncio.Event()
@@ -254,19 +256,23 @@ class Membership:
             # The first answer tells where its process runs, should the engine not come up.
             self._roster.stages[member.slot] = "its process"
             member.info = await member.worker.info(timeout_seconds=limit)
-            over = asyncio.Event()
-            asking = asyncio.create_task(self._ask_its_stage(member, over))
-            try:
-                member.info = await member.worker.start(timeout_seconds=limit)
-            finally:
-                over.set()
-                asking.cancel()
-                await asyncio.gather(asking, return_exceptions=True)
+            async with self._neighbours.one_at_a_time(member, self._roster.stages):
+                await self._start_engine(member, limit)
         except TimeoutError:
             raise EnvironmentLacks(
                 f"rollout worker {member.id}: its engine was not up within "
                 f"rollout.start_timeout_seconds={limit:g}"
             ) from None
+
+    async def _start_engine(self, member: Member, limit: float) -> None:
+        over = asyncio.Event()
+        asking = asyncio.create_task(self._ask_its_stage(member, over))
+        try:
+            member.info = await member.worker.start(timeout_seconds=limit)
+        finally:
+            over.set()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
 
     async def _ask_its_stage(self, member: Member, over: asyncio.Event) -> None:
         """Nothing hangs on an answer: whether the worker lives, its start tells. over: beside a cancel, which

@@ -13,19 +13,19 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from services.common.counting import counted
 from services.common.deadlines import within
 from services.common.errors import EnvironmentLacks
 from services.rollout.engines.vllm_engine import ENVIRONMENT
+from services.rollout.pool.shares import gpus_of, of_one_worker, rounded_down, together, worker_share
 from services.rollout.pool.worker_handle import RayWorkerHandle, WorkerHandle
 from services.rollout.worker.worker import RolloutWorker
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync.base import ENVIRONMENT_PREFIXES
 
-SHARED = 0.6
-"""Share of a GPU that a worker asks for with `rollout.share_gpus`: two workers never fit on one, a worker and
-a learner rank (the rest) do."""
 RESOURCE = "rollout"
-"""Ray resource that marks nodes for rollout workers; one worker takes one."""
+"""Ray resource that marks nodes for rollout workers; one worker takes one, or with
+`rollout.workers_per_gpu=N` on GPUs all N of one GPU together."""
 SCHEDULE_SECONDS = 20.0
 """Longest wait for the resources of one worker."""
 PASSED_ON = (
@@ -47,9 +47,9 @@ def demand(settings: RolloutSettings, supply: dict[str, float]) -> dict[str, flo
     any; otherwise one CPU."""
     wants: dict[str, float] = {}
     if RESOURCE in supply:
-        wants[RESOURCE] = 1
+        wants[RESOURCE] = rounded_down(1 / together(settings, supply))
     if supply.get("GPU", 0) > 0 or settings.tensor_parallel > 1:
-        wants["GPU"] = SHARED if settings.share_gpus else settings.tensor_parallel
+        wants["GPU"] = worker_share(settings)
     return wants or {"CPU": 1}
 
 
@@ -59,13 +59,14 @@ def count(settings: RolloutSettings, supply: dict[str, float], learner_gpus: int
     if settings.workers != "all":
         return settings.workers
     if RESOURCE in supply:
-        return int(supply[RESOURCE])
-    return max(1, (int(supply.get("GPU", 0)) - learner_gpus) // settings.tensor_parallel)
+        return int(supply[RESOURCE]) * together(settings, supply)
+    gpus = int(supply.get("GPU", 0)) - learner_gpus
+    return max(1, gpus // settings.tensor_parallel) * together(settings, supply)
 
 
 def check_gpus(settings: RolloutSettings, ranks: int, supply: dict[str, float]) -> None:
-    """Raises EnvironmentLacks where learner ranks and workers do not all get a GPU: two ranks of NCCL
-    cannot share one."""
+    """Raises EnvironmentLacks where learner ranks and workers do not all get their place on a GPU: two ranks
+    of NCCL cannot share one."""
     gpus = int(supply.get("GPU", 0))
     if not gpus:
         return
@@ -74,18 +75,24 @@ def check_gpus(settings: RolloutSettings, ranks: int, supply: dict[str, float]) 
             f"{_NOSET} is set: every worker and learner rank would land on the first GPU. Unset it"
         )
     workers = count(settings, supply, 0 if settings.share_gpus else ranks)
-    if settings.share_gpus and max(workers, ranks) > gpus:
+    each = settings.workers_per_gpu
+    wanted = gpus_of(settings, workers, ranks)
+    if wanted <= gpus:
+        return
+    room = max(0, gpus - (0 if settings.share_gpus else ranks)) * each
+    crowd = f" (rollout.workers_per_gpu={each})" if each > 1 else ""
+    has = f"the cluster has {gpus}" + (f", with room for {counted(room, 'worker')}" if crowd else "")
+    if settings.share_gpus:
         raise EnvironmentLacks(
-            f"rollout.share_gpus=true with rollout.workers={settings.workers} and learner.ranks={ranks} "
-            f"needs {max(workers, ranks)} GPUs; the cluster has {gpus}"
+            f"rollout.share_gpus=true with rollout.workers={settings.workers}{crowd} and "
+            f"learner.ranks={ranks} needs {wanted} GPUs; {has}"
         )
-    wanted = workers * settings.tensor_parallel + ranks
-    if not settings.share_gpus and wanted > gpus:
-        raise EnvironmentLacks(
-            f"learner.ranks={ranks} and rollout.workers={settings.workers} "
-            f"(rollout.tensor_parallel={settings.tensor_parallel}) need {wanted} GPUs, one for each; "
-            f"the cluster has {gpus}. Ask for fewer, or set rollout.share_gpus=true"
-        )
+    of_workers = crowd or f" (rollout.tensor_parallel={settings.tensor_parallel})"
+    one_each = "" if crowd else ", one for each"
+    raise EnvironmentLacks(
+        f"learner.ranks={ranks} and rollout.workers={settings.workers}{of_workers} need {wanted} GPUs"
+        f"{one_each}; {has}. Ask for fewer, or set rollout.share_gpus=true"
+    )
 
 
 async def reserve(settings: RolloutSettings) -> PlacementGroup:
@@ -144,7 +151,7 @@ def create_worker(
     )
     handle = actor.remote(
         id,
-        settings,
+        of_one_worker(settings),
         model_path=arguments.model_path,
         retriever_url=arguments.retriever_url,
         retriever_timeout_seconds=arguments.retriever_timeout_seconds,
@@ -171,11 +178,17 @@ def lacking(
     """Demand of so many workers against supply, on one line, where the whole cluster could not hold them
     beside what the run itself holds (its learner)."""
     wants = {name: n * workers for name, n in demand(settings, supply).items()}
+    # With `share_gpus` workers leave a part of each GPU to a rank: many such parts are no place for a worker.
+    places = int(supply.get("GPU", 0)) * settings.workers_per_gpu
+    crowded = settings.share_gpus and "GPU" in wants and workers > places
     # Shares of GPUs are sums of floats.
-    if all(n + held.get(name, 0) <= supply.get(name, 0) + 1e-6 for name, n in wants.items()):
+    fit = all(n + held.get(name, 0) <= supply.get(name, 0) + 1e-6 for name, n in wants.items())
+    if fit and not crowded:
         return None
     asked = ", ".join(f"{name} {n:g}" for name, n in wants.items())
     has = ", ".join(f"{name} {supply.get(name, 0):g}" for name in wants)
     taken = ", ".join(f"{name} {held[name]:g}" for name in wants if held.get(name))
     beside = f", of which the learner has {taken}" if taken else ""
+    if crowded:
+        beside += f", with room for {counted(places, 'worker')}"
     return f"{workers} rollout workers ask for {asked}; the cluster has {has}{beside}"

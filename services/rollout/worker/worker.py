@@ -106,6 +106,8 @@ class RolloutWorker:
         self._idle = asyncio.Event()
         self._idle.set()
         self._sync = asyncio.Lock()
+        # Read once: vLLM may change it in this process.
+        self._gpu_ids = os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
     async def start(self) -> WorkerInfo:
         """Bring tokenizer, template and engine up. Raises WorkerUnavailableError where `close` came first."""
@@ -150,6 +152,7 @@ class RolloutWorker:
             state,
             waits_for=self._waits_for(),
             hits_left_out=sum(client.left_out for client in self._clients.values()),
+            gpu_ids=self._gpu_ids,
         )
 
     def _waits_for(self) -> str:

@@ -180,6 +180,7 @@ GROUPS = (
             "rollout.gpu_memory_utilization",
             "rollout.kv_cache_gib",
             "rollout.tensor_parallel",
+            "rollout.workers_per_gpu",
             "rollout.compile",
             "rollout.share_gpus",
             "weight_sync.backend",

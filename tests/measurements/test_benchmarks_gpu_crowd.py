@@ -1,0 +1,130 @@
+"""Several workers on one GPU against one: how work is dealt, what the rate of all together is, and a run."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import gpu_searcher
+from benchmarks.gpu import crowd
+from services.contracts import Question
+
+QUESTIONS = [Question(str(i), f"who is {i}?", ("a",), "made") for i in range(10)]
+
+
+def done(ended, since, until):
+    return crowd.Done(ended, since, until, searches=len(ended), processor=0.25, engine=0.5)
+
+
+def parsed(*given):
+    parser = argparse.ArgumentParser()
+    crowd.arguments(parser)
+    return parser.parse_args(["--model", "m", "--data", "d", *given])
+
+
+def test_questions_and_places_are_dealt_like_cards():
+    shares = crowd.deal(QUESTIONS, 3, 7, "2-0", 0.5)
+    assert [[q.id for q in s.questions] for s in shares] == [
+        ["0", "3", "6", "9"],
+        ["1", "4", "7"],
+        ["2", "5", "8"],
+    ]
+    assert [(s.places, s.name, s.temperature) for s in shares] == [
+        (3, "2-0-0", 0.5),
+        (2, "2-0-1", 0.5),
+        (2, "2-0-2", 0.5),
+    ]
+
+
+def test_the_steady_rate_counts_what_ends_while_all_workers_are_full():
+    first = done([(11.0, 100), (13.0, 200), (16.0, 400)], since=11.0, until=15.0)
+    second = done([(12.0, 100), (14.0, 300), (17.0, 900)], since=12.0, until=14.0)
+    row = crowd.numbers([first, second], began=10.0)
+    assert (row["tokens"], row["seconds"], row["searches"]) == (2000, 7.0, 1.0)
+    assert row["tokens_per_s"] == pytest.approx(2000 / 7)
+    assert row["us_per_token"] == pytest.approx(250) and row["engine_us_per_token"] == pytest.approx(500)
+    assert (row["steady_seconds"], row["steady_tokens_per_s"]) == (2.0, 250.0), "200 and 300 of 12 to 14"
+    apart = done([(30.0, 1)], since=20.0, until=25.0)
+    assert "steady_tokens_per_s" not in crowd.numbers([first, apart], began=10.0)
+
+
+def test_each_number_of_workers_has_a_row_and_a_ratio():
+    def row(rate, **more):
+        told = {"start_seconds": 9.0, "us_per_token": 12.0, "engine_us_per_token": 60.0, "busy": None}
+        return told | {"tokens_per_s": rate} | more
+
+    rounds = {"1 worker": [row(100.0), row(300.0)], "4 workers": [row(1.0, steady_tokens_per_s=500.0)]}
+    assert crowd.ratios(rounds) == {"4 workers": 2.5}
+    out = {"trajectories": 64, "in_flight": 16, "rounds": rounds, "ratio": crowd.ratios(rounds)}
+    assert crowd.table(out).splitlines() == [
+        "64 trajectories a round, 16 in flight on all workers",
+        "1 worker  tokens/s 100, 300   (up in 9 s, 12.0 us of processor a token, 60.0 in the engines' "
+        "processes)",
+        "4 workers tokens/s 1, steady 500   (up in 9 s, 12.0 us of processor a token, 60.0 in the engines' "
+        "processes)",
+        "ratio 4 workers by 1 worker 2.50",
+    ]
+
+
+async def test_a_share_has_its_places_full_until_its_last_trajectory_begins():
+    class Worker:
+        most = running = 0
+        _engine = SimpleNamespace(reset_prefix_cache=lambda: asyncio.sleep(0))
+
+        def engine_pids(self):
+            return []
+
+        async def rollout(self, request):
+            self.running += 1
+            self.most = max(self.most, self.running)
+            await asyncio.sleep(0)
+            self.running -= 1
+            action = SimpleNamespace(token_ids=[1, 2, 3], kind="search")
+            return SimpleNamespace(actions=[action])
+
+    worker = Worker()
+    began = time.monotonic()
+    said = await crowd.run_share(worker, crowd.Share("s", QUESTIONS, 2, 1.0))
+    assert worker.most == 2 and said.searches == 10 and [tokens for _, tokens in said.ended] == [3] * 10
+    assert began <= said.full_from == pytest.approx(said.ended[1][0], abs=0.01)
+    assert said.full_from <= said.full_until <= said.ended[-1][0]
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (["--in-flight", "4", "--times", "9"], "need 36 questions, not 10"),
+        (["--in-flight", "4", "--times", "1"], "--times must be 2 or more"),
+        (["--in-flight", "2", "--times", "2", "--workers", "1", "3"], "at least the largest of --workers"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_first(monkeypatch, given, line):
+    monkeypatch.setattr(crowd, "load_questions", lambda *_, **__: SimpleNamespace(rows=QUESTIONS))
+    with pytest.raises(SystemExit, match=line):
+        crowd.run(parsed(*given))
+
+
+@pytest.mark.slow
+def test_two_workers_in_processes_of_their_own_are_measured_beside_one(tmp_path):
+    texts = [f"cat{chr(97 + i % 26)} dog{chr(97 + i % 23)} bird{chr(97 + i % 19)}" for i in range(200)]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(
+        "\n".join(json.dumps({"id": str(i), "contents": f"The {text} house"}) for i, text in enumerate(texts))
+    )
+    rows = [{"question": f"who is {text}?", "golden_answers": ["me"]} for text in texts[:40]]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    gpu_searcher.make_searcher("tiny", corpus, tmp_path / "m", thought=4, query=2, searches=1)
+    args = parsed("--in-flight", "8", "--times", "3", "--repeats", "1", "--workers", "1", "2")
+    args.model, args.data, args.engine = str(tmp_path / "m"), tmp_path, "transformers"
+    args.max_response_tokens, args.max_turns = 16, 1
+    out = crowd.run(args)
+    assert list(out["rounds"]) == ["1 worker", "2 workers"] and list(out["ratio"]) == ["2 workers"]
+    for rows in out["rounds"].values():
+        (row,) = rows
+        assert row["tokens"] > 0 and row["tokens_per_s"] > 0 and row["us_per_token"] > 0
+    assert "ratio 2 workers by 1 worker" in crowd.table(out)
