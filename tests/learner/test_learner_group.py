@@ -124,7 +124,7 @@ def test_two_ranks_end_with_the_weights_and_metrics_of_one(pair, model, stage):
     assert same_bits(weights[0], weights[1])
     assert relative_difference(weights[0], alone.weights()) < 1e-6
 
-    scored, steps, _ = start_rank(make_config(model, learner={"lr": 1e-4}), model).update(
+    scored, steps, *_ = start_rank(make_config(model, learner={"lr": 1e-4}), model).update(
         batch, llds_lambda=0.2, answer_beta=1.0, lr_scale=1.0
     )
     old = gathered(batch, [scored])
@@ -146,7 +146,7 @@ def test_what_is_chosen_or_drawn_does_not_depend_on_the_ranks(pair, model, algor
     two = pair.update(batch, llds_lambda=0.2, supervised=demonstrations)
     alone = start_rank(make_config(model, algorithm=algorithm, learner={"lr": 1e-4}), model)
     update = {"llds_lambda": 0.2, "answer_beta": 1.0, "lr_scale": 1.0, "supervised": demonstrations}
-    _, _, facts = alone.update(batch, **update)
+    _, _, facts, _ = alone.update(batch, **update)
     weights = pair.ask("weights")
     assert same_bits(weights[0], weights[1])
     assert relative_difference(weights[0], alone.weights()) < 1e-6
@@ -202,7 +202,7 @@ def test_checkpoints_pass_between_one_rank_and_two(pair, model, tmp_path):
     assert same_bits(alone.master(), saved)
     batch = make_batch(8, seed=2)
     batch.preserved[:] = True
-    _, steps, _ = alone.update(batch, llds_lambda=0.2, answer_beta=1.0, lr_scale=1.0)
+    _, steps, *_ = alone.update(batch, llds_lambda=0.2, answer_beta=1.0, lr_scale=1.0)
     active = steps[0].sums["llds/active_tokens"]
     assert active > 0  # against the snapshot, which is older than this batch
     for stage in (1, 3):

@@ -24,7 +24,7 @@ def model(tmp_path_factory):
 
 
 def update(rank, step):
-    scored, steps, extra = rank.update(make_batch(8, seed=step), **STEP)
+    scored, steps, extra, _ = rank.update(make_batch(8, seed=step), **STEP)
     untimed = {k: v for k, v in extra.items() if not k.startswith("time/")}
     return scored[1], [(s.sums, s.grad_norm, s.ratio_max) for s in steps], untimed
 

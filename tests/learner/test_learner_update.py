@@ -159,7 +159,7 @@ def test_all_zero_stages_end_with_the_same_weights(model):
     batch, weights = make_batch(8), []
     for stage in (0, 1, 2, 3):
         rank = start_rank(make_config(model, learner={"zero_stage": stage, "lr": 1e-4}), model)
-        _, steps, _ = rank.update(batch, **STEP)
+        _, steps, *_ = rank.update(batch, **STEP)
         assert not any(s.skipped for s in steps)
         weights.append(rank.weights())
     assert all(w.keys() == weights[0].keys() for w in weights)
@@ -198,18 +198,18 @@ def test_a_step_that_is_not_finite_is_skipped_and_leaves_no_trace(model, stage, 
     before, batch = rank.master(), make_batch(8)
     if fault == "loss":
         batch.advantages[[0, 5]] = np.nan
-        _, steps, _ = rank.update(batch, **STEP)
+        _, steps, *_ = rank.update(batch, **STEP)
     else:
         _, p = rank.engine.weights[3]
         handle = p.register_hook(lambda g: g * torch.inf)
-        _, steps, _ = rank.update(batch, **STEP)
+        _, steps, *_ = rank.update(batch, **STEP)
         handle.remove()
     assert [s.skipped for s in steps] == [True] * 4
     metrics = update_metrics(steps, kl=False)
     assert metrics["learner/skipped"] == 4 and metrics["learner/optimiser_steps"] == 0
     assert same_bits(rank.master(), before) and rank.engine.adam_steps == 4 and rank.optimiser_steps == 4
 
-    _, after, _ = rank.update(make_batch(8, seed=9), **STEP)
+    _, after, *_ = rank.update(make_batch(8, seed=9), **STEP)
     twin.update(make_batch(8, seed=9), **STEP)
     assert not any(s.skipped for s in after)
     assert same_bits(rank.master(), twin.master())
@@ -218,14 +218,14 @@ def test_a_step_that_is_not_finite_is_skipped_and_leaves_no_trace(model, stage, 
 def test_a_fault_in_one_minibatch_skips_that_step_alone(model):
     batch = make_batch(8)
     batch.advantages[6] = np.inf
-    _, steps, _ = start_rank(make_config(model), model).update(batch, **STEP)
+    _, steps, *_ = start_rank(make_config(model), model).update(batch, **STEP)
     assert [s.skipped for s in steps] == [False, True, False, True]
 
 
 def test_lambda_0_is_the_update_without_llds_to_the_bit(model, monkeypatch):
     batch = make_batch(8)
     rank = start_rank(make_config(model), model)
-    _, steps, _ = rank.update(batch, **STEP | {"llds_lambda": 0.0})
+    _, steps, *_ = rank.update(batch, **STEP | {"llds_lambda": 0.0})
     assert sum(s.sums["llds/active_tokens"] for s in steps) > 0  # shown, not used
     with_lambda_0 = rank.master()
 
@@ -253,14 +253,14 @@ def test_lambda_0_is_the_update_without_llds_to_the_bit(model, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_llds_acts_on_later_steps_never_on_the_first_and_never_with_unchanged_weights(model, dtype):
     config, batch = make_config(model, learner={"minibatches_per_batch": 4, "dtype": dtype}), make_batch(16)
-    _, steps, extra = start_rank(config, model).update(batch, **STEP)
+    _, steps, extra, _ = start_rank(config, model).update(batch, **STEP)
     active = [s.sums["llds/active_tokens"] for s in steps]
     assert active[0] == 0 and sum(active[1:]) > 0 and extra["llds/min_drop"] < 0.1
     assert update_metrics(steps, kl=False)["llds/active_tokens_step_3"] == active[3]
 
     still = start_rank(config, model)
     before = still.weights()
-    _, steps, _ = still.update(batch, **STEP | {"lr_scale": 0.0})
+    _, steps, *_ = still.update(batch, **STEP | {"lr_scale": 0.0})
     assert [s.sums["llds/active_tokens"] for s in steps] == [0] * 8
     assert same_bits(still.weights(), before)
 
@@ -280,7 +280,9 @@ def test_a_batch_in_which_nothing_can_act_takes_no_step_and_leaves_no_trace(mode
     rank.update(make_batch(8, seed=1), **STEP)
     twin.update(make_batch(8, seed=1), **STEP)
     before, batch = rank.master(), idle_batch()
-    scored, steps, facts = rank.update(batch, **STEP)  # LLDS is on, and has no other weights to compare with
+    scored, steps, facts, _ = rank.update(
+        batch, **STEP
+    )  # LLDS is on, and has no other weights to compare with
     assert steps == [] and "llds/min_drop" not in facts and facts["learner/scored_tokens"] > 0
     assert update_metrics(steps, kl=False) == {"learner/optimiser_steps": 0.0, "learner/skipped": 0.0}
     assert same_bits(rank.master(), before) and rank.optimiser_steps == twin.optimiser_steps == 4
@@ -341,8 +343,8 @@ def test_rows_without_a_finite_reward_are_scored_and_train_nothing(model):
     whole.advantages[[2, 5]] = np.nan
     config = make_config(model)
     rank, other = start_rank(config, model), start_rank(config, model)
-    scored, steps, _ = rank.update(whole, **STEP)
-    _, expected, _ = other.update(part, **STEP)
+    scored, steps, *_ = rank.update(whole, **STEP)
+    _, expected, *_ = other.update(part, **STEP)
     assert same_bits(rank.master(), other.master())
     assert [s.sums for s in steps] == [s.sums for s in expected]
     logp = in_batch_order(whole, scored)
@@ -356,7 +358,7 @@ def test_pi_old_is_that_of_the_start_of_the_batch(model):
     batch = make_batch(8)
     rank = start_rank(make_config(model), model)
     before = in_batch_order(batch, rank.score(batch))
-    scored, steps, _ = rank.update(batch, **STEP)
+    scored, steps, *_ = rank.update(batch, **STEP)
     assert np.abs(in_batch_order(batch, scored) - before).max() < 1e-5
     assert np.abs(in_batch_order(batch, rank.score(batch)) - before).max() > 1e-3
     assert steps[0].ratio_max == 1.0 and steps[1].ratio_max != 1.0
@@ -368,7 +370,7 @@ def test_kl_is_measured_against_the_starting_weights_and_leaves_the_current_ones
         make_config(model, algorithm={"kl": 0.1}, learner={"zero_stage": stage}), model, reference=True
     )
     batch = make_batch(8)
-    _, first, _ = rank.update(batch, **STEP)
+    _, first, *_ = rank.update(batch, **STEP)
     kept = rank.weights()
     [m] = [make_microbatch(batch, list(range(8)), rank.device)]
     rank._score_kept([[m]])
@@ -377,7 +379,7 @@ def test_kl_is_measured_against_the_starting_weights_and_leaves_the_current_ones
     mask = m.action_ids >= 0
     assert np.abs(m.unpad(m.logp_ref) - expected).max() < 1e-5 and bool(mask.any())
     assert first[0].sums["kl/loss"] < 1e-6 and first[3].sums["kl/loss"] > 1e-3
-    _, second, _ = rank.update(batch, **STEP)
+    _, second, *_ = rank.update(batch, **STEP)
     assert second[0].sums["kl/loss"] > 1e-3
 
 
@@ -427,7 +429,7 @@ def test_bfloat16_trains_with_fp32_master_weights(model, stage):
     before, seen = rank.master(), rank.weights()
     assert all(t.dtype == torch.bfloat16 for t in seen.values())
     for _ in range(2):
-        _, steps, _ = rank.update(make_batch(8), **STEP)
+        _, steps, *_ = rank.update(make_batch(8), **STEP)
         assert not any(s.skipped for s in steps) and all(np.isfinite(s.grad_norm) for s in steps)
     after = rank.master()
     name = "model.layers.0.mlp.up_proj.weight"
