@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 PACKAGES = ("services", "trainer", "retriever_service")
+LACKS = 3
+"""Exit status of a command that meets one."""
 _OURS = Path(__file__).resolve().parents[1]
 
 
@@ -21,7 +23,7 @@ def clash_of(error: ImportError) -> str | None:
     theirs = next((p for p in [*places, *([place] if place else [])] if p.parent != _OURS), None)
     if theirs is None:
         return None
-    return (
-        f"{error.name} is looked for in {theirs}, which stands before Unspiral's own `{package}` in {_OURS}: "
-        "give that package another name, or take its folder out of PYTHONPATH"
+    return (  # the words of `unspiral_command`, which must import none of ours
+        f"Python finds {theirs} in place of Unspiral's own package `{package}`: name yours otherwise, or "
+        f"leave {theirs.parent} out of PYTHONPATH"
     )

@@ -4,13 +4,19 @@ place of one of Unspiral's, and so needs nothing of them itself."""
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 OURS = ("services", "trainer", "retriever_service")
+OF_TRAINER = "name_clash.py"
+"""A file that Unspiral's `trainer` has, and no other by accident."""
 LACKS = 3
 
 
 def main() -> None:
     """The command line; ends with 3 where Python finds another package by the name of one of ours first."""
+    found = place_of("trainer")
+    if found is not None and not (found / OF_TRAINER).is_file():
+        refuse(found, "trainer")  # unread: a `__main__.py` of its own would be run in place of ours
     try:
         from trainer.__main__ import main as run
     except ImportError as error:
@@ -18,13 +24,18 @@ def main() -> None:
         place = place_of(name) if name in OURS else None
         if place is None or place.parent == Path(__file__).resolve().parents[1]:
             raise  # of our own, which is told as it is
-        print(
-            f"unspiral: Python finds {place} in place of Unspiral's own package `{name}`: name yours "
-            f"otherwise, or leave {place.parent} out of PYTHONPATH",
-            file=sys.stderr,
-        )
-        sys.exit(LACKS)
+        refuse(place, name)
     run()
+
+
+def refuse(place: Path, name: str) -> NoReturn:
+    """End with the line about a package by the name of one of ours."""
+    print(
+        f"unspiral: Python finds {place} in place of Unspiral's own package `{name}`: name yours "
+        f"otherwise, or leave {place.parent} out of PYTHONPATH",
+        file=sys.stderr,
+    )
+    sys.exit(LACKS)
 
 
 def place_of(name: str) -> Path | None:

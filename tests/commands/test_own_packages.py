@@ -46,6 +46,13 @@ def test_the_command_names_the_users_package(tmp_path, file):
     )
 
 
+def test_a_program_of_the_users_is_not_run_in_place_of_ours(tmp_path):
+    package(tmp_path, "trainer/__init__.py")
+    (tmp_path / "trainer" / "__main__.py").write_text("def main(): print('theirs')")
+    done = call(tmp_path, "--version")
+    assert (done.returncode, done.stdout) == (3, "") and "Python finds" in done.stderr
+
+
 def test_the_command_runs_where_no_name_clashes(tmp_path):
     (tmp_path / "mine").mkdir()
     done = call(tmp_path, "--version")
