@@ -128,7 +128,7 @@ def serve_likelihood(
         tensorboard=str(tensorboard) if tensorboard else None,
         wandb=wandb,
     )
-    raise typer.Exit(launch.serve_forever(settings, announce=lambda line: typer.echo(line, err=True)))
+    raise typer.Exit(launch.serve_forever(settings, announce=lambda line: typer.echo(typed(line), err=True)))
 
 
 def report(

@@ -82,6 +82,6 @@ def test_trajectories_are_shown_in_words_where_the_store_is_broken(run, runs):
     status, out, err = run("trajectories", "show", "run", "1")
     assert status == 0 and "<answer> Ada </answer>" in out
     assert err == (
-        "note: likelihood store runs/run/likelihood.db: cannot be opened (file is not a database); tokens "
-        "and what the update did to them are left out\n"
+        "note: likelihood store runs/run/likelihood.db: a file, and no SQLite database; give another file; "
+        "tokens and what the update did to them are left out\n"
     )

@@ -344,12 +344,12 @@ def test_addresses_and_files_that_are_no_store_are_refused_in_one_line(tmp_path)
     for held in (":memory:", "sqlite::memory:"):
         with pytest.raises(UserError, match="expected a file path"):
             open_store(held)
-    with pytest.raises(EnvironmentLacks, match="cannot be opened"):
+    with pytest.raises(UserError, match=f"{tmp_path}: a folder; give another file"):
         open_store(str(tmp_path))
     (tmp_path / "text.db").write_text("not a database " * 100)
-    with pytest.raises(EnvironmentLacks, match="not a database") as caught:
+    with pytest.raises(UserError, match="no SQLite database") as caught:
         open_store(str(tmp_path / "text.db"))
-    assert caught.value.exit_code == 3 and "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
     db = sqlite3.connect(tmp_path / "new.db")
     db.execute("PRAGMA user_version = 99")
     db.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import sqlite3
 import subprocess
@@ -132,17 +133,23 @@ def test_rules_in_a_file_change_the_replay_and_a_bad_key_is_named(tmp_path):
     )
     (tmp_path / "rules.yaml").write_text("lag_nat: -0.05\n")
     error = unspiral("monitor", "replay", tmp_path, "--rules", tmp_path / "rules.yaml").exception
-    assert str(error) == f"{tmp_path / 'rules.yaml'}: lag_nat: unknown key; did you mean lag_nats?"
+    assert str(error) == f"--rules {tmp_path / 'rules.yaml'}: lag_nat: unknown key; did you mean lag_nats?"
 
 
 def test_the_service_runs_alone_says_where_it_is_and_ends_cleanly(tmp_path):
     code = (
         "import sys, typer; from services.likelihood.cli import serve_likelihood; typer.run(serve_likelihood)"
     )
-    command = [sys.executable, "-c", code, "--store", str(tmp_path / "l.db"), "--port", "0"]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    (tmp_path / "runs" / "demo-1").mkdir(parents=True)
+    (tmp_path / "runs" / "demo-1" / "metrics.jsonl").touch()
+    command = [sys.executable, "-c", code, "--store", "demo-2", "--port", "0"]
+    path = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=path, stderr=subprocess.PIPE, text=True)
     said = process.stderr.readline()
     assert said.startswith("likelihood service: http://127.0.0.1:")
+    assert process.stderr.readline() == (
+        "likelihood service: demo-2 is new and empty; did you mean runs/demo-1?\n"
+    )
     assert httpx.get(said.split()[2] + "/readyz", timeout=30).status_code == 200
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) in (0, -signal.SIGTERM, 143)

@@ -1,6 +1,6 @@
 """Files and folders that a user names. What is wrong with one becomes a line that names it."""
 
-from services.common.users_files.read import load_json, load_object, load_yaml, reading, why_unread
+from services.common.users_files.read import given_as, load_json, load_object, load_yaml, reading, why_unread
 from services.common.users_files.written import (
     make_folder,
     one_out,
@@ -12,6 +12,7 @@ from services.common.users_files.written import (
 from services.common.users_files.yaml_text import parse_yaml
 
 __all__ = [
+    "given_as",
     "load_json",
     "load_object",
     "load_yaml",

@@ -34,6 +34,17 @@ def reading(name: str | Path, form: str) -> Iterator[None]:
         raise UserError(f"{name}: not {form} ({' '.join(str(error).split())})") from error
 
 
+@contextmanager
+def given_as(option: str, place: str | Path) -> Iterator[None]:
+    """Inside, a mistake in the file or folder that an option named is told with the option before it."""
+    try:
+        yield
+    except UserError as error:
+        if str(error).startswith(str(place)):
+            error.args = (f"{option} {error}",)
+        raise
+
+
 def load_json(file: Path, name: str = "") -> Any:
     """What a JSON file holds. Raises UserError."""
     with reading(name or file, "JSON"):

@@ -13,7 +13,7 @@ import orjson
 
 from services.common.errors import UserError
 from services.common.runs.paths import CONFIG, EVENTS, METRICS, SUMMARY, is_run, no_run_in, run_folder
-from services.common.users_files import load_json, load_object, load_yaml, reading
+from services.common.users_files import given_as, load_json, load_object, load_yaml, reading
 from services.common.validation import fitting, number_of
 from services.likelihood.exports.merging import by_step
 from services.likelihood.exports.no_numbers import NoNumbers, judgeable, no_numbers, number_or_text
@@ -153,10 +153,11 @@ def read_rules(path: Path | None) -> MonitorRules:
     key. Of a whole configuration its monitor.rules are taken."""
     if path is None:
         return MonitorRules()
-    given = read_mapping(path)
-    if isinstance(section := given.get("monitor"), dict):
-        given = section.get("rules") or {}
-    return _rules(given, str(path))
+    with given_as("--rules", path):
+        given = read_mapping(path)
+        if isinstance(section := given.get("monitor"), dict):
+            given = section.get("rules") or {}
+        return _rules(given, str(path))
 
 
 def _rules(given: dict[str, Any], where: str) -> MonitorRules:

@@ -22,6 +22,7 @@ from services.common.http.serving import (
     url_of,
 )
 from services.common.redaction import address_without_secrets
+from services.common.runs.paths import near_run
 from services.likelihood.exports.mirrors import (
     Mirror,
     Mirroring,
@@ -80,12 +81,20 @@ def serve_in_thread(settings: ServeSettings) -> RunningServer:
 
 def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = print) -> int:
     """Run the service in the foreground until SIGINT or SIGTERM, and return the exit status (130, 143)."""
+    file = Path(settings.store.removeprefix("sqlite:"))
+    is_new = "://" not in settings.store and not file.exists()
     runs = len(stores_in(Path(settings.store)))
     of_runs = f", a folder of {counted(runs, 'run')}" if runs else ""
     about = f"store {without_password(settings.store)}{of_runs}; page at /, API at /docs"
+
+    def say_where(sock: socket.socket) -> None:
+        announce(f"{WHAT}: {url_of(settings.host, sock)} ({about})")
+        if is_new:  # what was meant may have been a run
+            announce(f"{WHAT}: {without_password(settings.store)} is new and empty{near_run(file)}")
+
     return run_until_signal(
         lambda parts: _assembled(settings, parts),
-        lambda sock: announce(f"{WHAT}: {url_of(settings.host, sock)} ({about})"),
+        say_where,
         MANNER,
         say=lambda line: announce(f"{WHAT}: {line}"),
     )

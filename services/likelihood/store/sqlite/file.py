@@ -20,8 +20,8 @@ BUSY_SECONDS = 30.0
 
 class SQLiteFile:
     """`path` is made, with its folder and schema, if it is not there. One that may not be written, as that of
-    another user's run, can be read all the same. Raises EnvironmentLacks, or UserError for another schema
-    version."""
+    another user's run, can be read all the same. Raises EnvironmentLacks, or UserError for what is no
+    store, or one of another schema version."""
 
     def __init__(self, path: Path, schema: str, version: int):
         self.path = path
@@ -38,6 +38,9 @@ class SQLiteFile:
                 else:
                     found = self._found_there()
             except (OSError, EnvironmentLacks) as e:
+                if path.is_dir() or getattr(e.__cause__, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
+                    what = "a folder" if path.is_dir() else "a file, and no SQLite database"
+                    raise UserError(f"likelihood store {path}: {what}; give another file") from e
                 why = e.strerror if isinstance(e, OSError) else e.__cause__
                 raise EnvironmentLacks(f"likelihood store {path}: cannot be opened ({why})") from e
             if found not in (0, version):
