@@ -40,6 +40,7 @@ from retriever_service.indexing.sinks import RunsSink
 from retriever_service.indexing.workplace import (
     Key,
     changing,
+    folder_meant,
     full_disk_said,
     sealed,
     tidy,
@@ -70,7 +71,7 @@ def add_to_index(
     it is). `skipped` of the result counts the lines of this corpus alone. Raises IndexInvalid for an index
     that takes no additions; EnvironmentLacks as a build does.
     """
-    index = Path(index).resolve()
+    index = folder_meant(index)
     corpus = Path(corpus)
     tell = progress or silent
     read_info(index)  # before a folder is made beside it
@@ -149,7 +150,7 @@ def add_to_index(
 
 def delete_from_index(index: str | Path, ids: Sequence[str]) -> IndexInfo:
     """Delete the passages with these ids: all of them, or none where one is not there (UserError)."""
-    index = Path(index).resolve()
+    index = folder_meant(index)
     read_info(index)  # before a folder is made beside it
     with changing(index) as work:
         info = packed_info(index)

@@ -32,6 +32,7 @@ from retriever_service.indexing.scan import Scanner
 from retriever_service.indexing.workplace import (
     Key,
     changing,
+    folder_meant,
     full_disk_said,
     put,
     seal_folder,
@@ -54,7 +55,7 @@ def merge_index(index: str | Path, *, progress: Progress | None = None) -> Index
 
     Raises IndexInvalid for an index that has no segments, EnvironmentLacks as a build does.
     """
-    index = Path(index).resolve()
+    index = folder_meant(index)
     tell = progress or silent
     if not (work_of(index) / REPLACED).exists():
         read_info(index)  # before a folder is made beside it

@@ -134,6 +134,13 @@ def useless_removed(work: Path, key: Key) -> Iterator[None]:
         raise
 
 
+def folder_meant(index: str | Path) -> Path:
+    """The folder of an index, as it was given; where a link leads, and the name of `.`, since work is done
+    beside it."""
+    given = Path(index)
+    return given.resolve() if given.is_symlink() or given.name in ("", "..") else given
+
+
 @contextmanager
 def changing(index: Path) -> Iterator[Path]:
     """Inside, no other command changes the index; gives the folder to work in.

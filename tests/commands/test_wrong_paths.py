@@ -93,3 +93,55 @@ def test_no_store_is_made_in_a_folder_that_is_not_there(run, place):
             "itself may be new), redis://HOST:PORT/DB, a run's folder, a folder of runs, or latest\n",
         )
     assert not (place / "nope").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("serve", "likelihood", "corpus.jsonl", "--port", "0"),
+        ("likelihood", "export", "--store", "corpus.jsonl", "out"),
+        ("likelihood", "prune", "corpus.jsonl", "--keep-steps", "1"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_a_file_that_is_no_store_is_a_mistake_of_the_users(run, words):
+    pytest.importorskip("fastapi")
+    says = "unspiral: likelihood store corpus.jsonl: a file, and no SQLite database; give another file\n"
+    assert run(*words) == (2, "", says)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("monitor", "replay", "m.jsonl", "--rules", "nope"), "--rules nope: cannot be read (No such file"),
+        (("monitor", "replay", "m.jsonl", "--rules", "r.yaml"), "--rules r.yaml: nope: unknown key; accept"),
+        (("data", "validate", "q.jsonl", "--against", "nope"), "--against nope: no such file or folder"),
+        (("data", "validate", "q.jsonl", "--against", "shots"), "--against shots: a folder without data"),
+        (
+            ("data", "validate", "q.jsonl", "--against", "corpus.jsonl"),
+            "--against corpus.jsonl: none of its 1 rows could be compared, the first: corpus.jsonl, line 1: ",
+        ),
+    ],
+    ids=lambda part: " ".join(part) if isinstance(part, tuple) else None,
+)
+def test_a_line_about_an_options_file_names_the_option(run, place, words, says):
+    (place / "m.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+    (place / "q.jsonl").write_text('{"id": "q", "question": "who?", "golden_answers": ["Ada"]}\n')
+    (place / "r.yaml").write_text("nope: 1\n")
+    status, _, err = run(*words)
+    assert status == 2 and err.startswith(f"unspiral: {says}") and err.count("\n") == 1
+
+
+def test_a_run_given_as_an_evaluation_is_called_a_run(run, place):
+    (place / "runs" / "demo-0").mkdir(parents=True)
+    (place / "runs" / "demo-0" / "metrics.jsonl").write_text("{}\n")
+    kept = "what `unspiral eval` has kept: a folder with answers.jsonl, or a file NAME.answers.jsonl"
+    says = f"eval compare: one evaluation given; expected `eval compare A B`, each {kept}"
+    assert run("eval", "compare", "demo-0") == (2, "", f"unspiral: {says}\n")
+    no_evaluation = f"unspiral: runs/demo-0: a run's folder, and no evaluation; expected {kept}"
+    assert run("eval", "compare", "demo-0", "nope") == (2, "", f"{no_evaluation}\n")
+    answers = place / "runs" / "demo-0" / "eval" / "held.answers.jsonl"
+    answers.parent.mkdir()
+    answers.write_text("")
+    line = f"{no_evaluation}; there is runs/demo-0/eval/held.answers.jsonl\n"
+    assert run("eval", "compare", "demo-0", "nope") == (2, "", line)

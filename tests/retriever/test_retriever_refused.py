@@ -2,12 +2,14 @@
 the line names."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from retriever_service.indexing import build, scan
 from retriever_service.indexing.build import build_index
-from retriever_service.indexing.changes import add_to_index
+from retriever_service.indexing.changes import add_to_index, delete_from_index
+from retriever_service.indexing.merge import merge_index
 from retriever_service.indexing.sinks import PostingsSink
 from services.common.errors import EnvironmentLacks, UserError
 
@@ -112,3 +114,21 @@ def test_a_refused_addition_leaves_no_folder_and_the_index_as_it_was(tmp_path):
     assert not (tmp_path / "i.building").exists()
     more.write_text('{"id": "x", "contents": "new"}\n')
     assert add_to_index(tmp_path / "i", more).passages == 7
+
+
+def test_an_index_is_called_as_it_was_given_and_found_behind_a_link(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    corpus(tmp_path / "c.jsonl")
+    build_index("c.jsonl", "index", postings="packed")
+    Path("link").symlink_to("index")
+    with pytest.raises(UserError, match=r"^index index: has no passage with the id 'nope'"):
+        delete_from_index("index", ["nope"])
+    for changes in (merge_index, lambda index: delete_from_index(index, ["1"])):
+        with pytest.raises(UserError, match=r"^index none: no such folder; .* --out none` makes one$"):
+            changes("none")
+    delete_from_index("link", ["1"])
+    merge_index("link")
+    monkeypatch.chdir(tmp_path / "index")
+    delete_from_index(".", ["2"])
+    assert merge_index(".").passages == 4
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["c.jsonl", "index", "link"]

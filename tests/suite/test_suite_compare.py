@@ -102,7 +102,7 @@ def test_facts_that_no_retriever_told_are_warned_of(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["a"], "eval compare: one evaluation given; expected `eval compare A B`"),
+        (["a"], "eval compare: one evaluation given; expected `eval compare A B`, each what"),
         (
             ["a", "nowhere"],
             "nowhere: no such evaluation; expected what `unspiral eval` has kept: a folder with",

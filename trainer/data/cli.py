@@ -27,7 +27,7 @@ from services.common.printing.harmless import harmless
 from services.common.printing.help_pages import INDEX, REPLACES
 from services.common.progress import progress_on
 from services.common.records.columns import NULL_IS_EMPTY, SUCH_AS
-from services.common.users_files import one_out, refuse_to_replace
+from services.common.users_files import given_as, one_out, refuse_to_replace
 from services.contracts import Question
 from trainer.config.schema import Config, load_config
 from trainer.data import documents
@@ -140,7 +140,8 @@ def validate_command(
         keys = replace(keys, null_is_empty=keys.null_is_empty or null_is_empty)
     if against is not None:
         refuse_without_questions("--against", against, keys)
-    named = keys if against is None else keys.beside(path, against)
+    with nullcontext() if against is None else given_as("--against", against):
+        named = keys if against is None else keys.beside(path, against)
     with _told(as_json) as told:
         with progress_on(Console(stderr=True)) as tell:
             rows = _expected(path)
@@ -272,7 +273,8 @@ def _look_up(
 def _list_twins(path: Path, against: Path, keys: Keys, told: dict[str, Any]) -> int:
     """Print the questions that are in both files, or nearly; how many are the same."""
     read = Against()
-    found = twins(path, against, read, keys)
+    with given_as("--against", against):
+        found = twins(path, against, read, keys)
     told["against"] = findings.of_twins(against, read, found)
     same = [twin for twin in found if twin.similarity == 1]
     near = [twin for twin in found if twin.similarity < 1]

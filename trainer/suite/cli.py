@@ -17,7 +17,7 @@ from services.common.printing.harmless import in_one_line
 from services.common.printing.help_pages import REPLACES
 from services.common.users_files import refuse_no_file, refuse_to_lose, refuse_to_replace
 from trainer.suite.compare import compare
-from trainer.suite.finished import kept_evaluations, kept_suites, load, load_result
+from trainer.suite.finished import KEPT, kept_evaluations, kept_suites, load, load_result
 from trainer.suite.result import RESULT_FILE
 from trainer.suite.rows import ANSWERS_FILE, METRICS
 from trainer.suite.sets import TITLES, in_order
@@ -58,7 +58,7 @@ def compare_command(
     """Compare evaluations question by question: paired differences with intervals, an exact test, and the
     questions whose score differs."""
     if len(results) < 2:
-        raise UserError("eval compare: one evaluation given; expected `eval compare A B`")
+        raise UserError(f"eval compare: one evaluation given; expected `eval compare A B`, each {KEPT}")
     first, *others = map(load, results)
     found = [compare(first, other, metric) for other in others]
     if as_json:

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.common.errors import UserError
 from services.common.runs.kept_answers import protocol_file
-from services.common.runs.paths import RUNS
+from services.common.runs.paths import RUNS, in_runs, is_run
 from services.common.users_files import load_object
 from trainer.suite.folder import PLAN_FILE
 from trainer.suite.result import RESULT_FILE
@@ -29,9 +29,8 @@ NEEDED = (
     "missing_sets",
 )
 """Keys of a result."""
-EXPECTED = (
-    f"expected what `unspiral eval` has kept: a folder with {ANSWERS_FILE}, or a file NAME.answers.jsonl"
-)
+KEPT = f"what `unspiral eval` has kept: a folder with {ANSWERS_FILE}, or a file NAME.answers.jsonl"
+EXPECTED = f"expected {KEPT}"
 
 
 @dataclass(frozen=True)
@@ -108,9 +107,10 @@ def _asked(answers: Path) -> dict[str, Any] | None:
 
 def _answers_of(given: Path) -> Path:
     """The file of answers that is meant."""
+    given = in_runs(given)
     if given.is_dir():
         answers = given / ANSWERS_FILE
-        kept = [*given.glob("*.answers.jsonl"), *given.glob(f"eval/**/{ANSWERS_FILE}")]
+        kept = [*given.glob("*.answers.jsonl"), *given.glob("eval/**/*answers.jsonl")]
         advice = f"; there is {sorted(kept)[0]}" if kept else ""
     elif given.name == RESULT_FILE:
         answers, advice = given.parent / ANSWERS_FILE, ""
@@ -123,6 +123,8 @@ def _answers_of(given: Path) -> Path:
     if given.is_dir() and _has_result(given):
         raise UserError(f"{given}: has a {RESULT_FILE} and no {ANSWERS_FILE}, which is compared")
     missing = f"no {answers.name} beside it" if given.is_file() else "no such evaluation"
+    if is_run(given):
+        missing = "a run's folder, and no evaluation"
     raise UserError(f"{given}: {missing}; {EXPECTED}{advice}")
 
 

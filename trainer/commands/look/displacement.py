@@ -14,7 +14,7 @@ from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.lazy import LazyModule
 from services.common.printing.help_pages import CHECKPOINT
-from services.common.users_files import make_folder, refuse_to_replace
+from services.common.users_files import given_as, make_folder, refuse_to_replace
 from services.likelihood.exports.fixed_prompts import FOLDER, said_of_similarity
 from trainer.commands import completion
 from trainer.commands.agent.source import agent_spec, named
@@ -73,7 +73,9 @@ def displacement(
         raise UserError(f"displacement {checkpoint}: it lies in no run's folder; pass --out FILE")
     step = step_of(source.checkpoint)
     out = out or (source.run or Path()) / FOLDER / f"step_{step:06d}.json"
-    questions = questions_in(source.config.data, data or source.config.data.train).rows[:prompts]
+    asked = data or source.config.data.train
+    with given_as("--data" if data else "data.train:", asked):
+        questions = questions_in(source.config.data, asked).rows[:prompts]
 
     def say(text: str) -> None:
         typer.echo(text, err=True)
