@@ -12,6 +12,8 @@ docs/any_trainer.md shows each trainer.
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from services.common.errors import EnvironmentLacks, UnspiralError, UserError
@@ -41,10 +43,23 @@ __all__ = [
     "padded_records",
 ]
 NEED_TORCH = ("LLDS", "llds_loss")
+DISTRIBUTIONS = ("unspiral-health", "unspiral")
+"""The thin wheel, and the whole of Unspiral, whose checkout has this package too."""
 
 
 def __getattr__(name: str) -> Any:
     """The loss is imported when it is first asked for: a program that only posts needs no torch."""
     if name in NEED_TORCH:
         return getattr(importlib.import_module("unspiral_health.llds"), name)
+    if name == "adapters":
+        return importlib.import_module("unspiral_health.adapters")
+    if name == "__version__":
+        for distribution in DISTRIBUTIONS:
+            with suppress(metadata.PackageNotFoundError):
+                return metadata.version(distribution)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What a notebook completes: what is imported when it is first asked for, too."""
+    return sorted({*globals(), *__all__, "__version__", "adapters"})

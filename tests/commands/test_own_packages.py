@@ -5,10 +5,13 @@ import subprocess
 import sys
 
 import pytest
+from command_line import run  # noqa: F401
 from places import ROOT
 
 from services.common.errors import EnvironmentLacks
 from services.common.loading.own_packages import refuse_others_here
+from trainer.commands.checks.listeners import would_open
+from trainer.config.schema import parse_config
 
 COMMAND = """
 import sys
@@ -71,3 +74,19 @@ def test_a_run_is_started_in_a_checkout_and_anywhere_else(tmp_path):
     (tmp_path / "trainers").mkdir()
     refuse_others_here(tmp_path)
     refuse_others_here(ROOT)
+
+
+def test_a_run_says_so_first_and_leaves_no_folder(run, tmp_path, monkeypatch):
+    package(tmp_path, "trainer/__init__.py")
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run("demo")
+    assert (status, out) == (3, "") and "in place of Unspiral's own `trainer`" in err
+    pytest.importorskip("ray")
+    from trainer.session.run import train
+
+    config = parse_config({"model": {"path": "m"}, "data": {"train": "t"}, "retriever": {"url": "http://x"}})
+    with pytest.raises(EnvironmentLacks, match="in place of Unspiral's own `trainer`"):
+        train(config)
+    row = would_open("127.0.0.1")
+    assert (row.level, row.seen) == ("bad", "does not start") and f"{tmp_path}/trainer: " in row.advice
+    assert [place.name for place in tmp_path.iterdir()] == ["trainer"]

@@ -83,6 +83,17 @@ print(before, failed)
     assert done.stdout == "[] {}\n", done.stderr
 
 
+def test_the_package_tells_its_version_and_all_its_names(site, tmp_path):
+    code = """
+import unspiral_health as u
+hidden = {*u.__all__, "adapters", "__version__"} - {*dir(u)}
+print(u.__version__, hidden, u.adapters.__name__, "torch" in sys.modules)
+"""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    done = run(code, tmp_path, site, absent=("torch", "services", "trainer"))
+    assert done.stdout == f"{version} set() unspiral_health.adapters False\n", done.stderr
+
+
 def test_posting_needs_no_torch_and_the_loss_says_that_it_does(site, tmp_path):
     code = """
 import importlib

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from services.common.errors import UserError
+from services.common.loading.own_packages import refuse_others_here
 from services.common.printing.console import Console
 from services.common.processes import signals
 from services.common.runs.paths import BEST, CHECKPOINTS, in_runs, last_step, near_run, runs_like
@@ -123,6 +124,7 @@ def train(
         for line in (*resumed.lines, why):
             progress.say(line)
         return ended_already(folder, resumed, config, progress.say)
+    refuse_others_here()
     check_retrievers(config)
     models.check_given(config.model.path)
     own = load_parts(config)  # before there is a folder, which would be listed as a run

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from services.common.errors import EnvironmentLacks
+from services.common.loading.own_packages import refuse_others_here
 from trainer.commands.checks.findings import Finding, Level, judged, status_of
 
 ASK_SECONDS = 3.0
@@ -179,7 +181,11 @@ def _service_row(listener: Listener) -> Finding:
 
 
 def would_open(control_host: str) -> Finding:
-    """The listeners that a run opens when it is started here."""
+    """The listeners that a run opens when it is started here, or why it is not."""
+    try:
+        refuse_others_here()
+    except EnvironmentLacks as error:
+        return Finding("a run here", "bad", "does not start", str(error))
     joined = os.environ.get("RAY_ADDRESS")
     wide = control_host not in ("127.0.0.1", "::1", "localhost")
     if wide and not os.environ.get("UNSPIRAL_API_TOKEN"):

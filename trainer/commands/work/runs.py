@@ -15,6 +15,7 @@ import typer
 from services.common.errors import UserError
 from services.common.files import write_json
 from services.common.loading.lazy import LazyModule
+from services.common.loading.own_packages import refuse_others_here
 from services.common.printing.commands import typed
 from services.common.printing.completed import kept_in
 from services.common.printing.console import Console
@@ -360,6 +361,7 @@ def demo(
     ] = None,
 ) -> None:
     """Run the whole system on this machine: a tiny model learns to search a made-up encyclopaedia."""
+    refuse_others_here()
     console = Console()
     make_folder(folder, f"--dir {folder}")
     with non_blocking(console):

@@ -28,6 +28,7 @@ import numpy as np
 from retriever_service.client import Hit, RetrieverClient
 from services.common.counting import counted
 from services.common.errors import UserError
+from services.common.loading.own_packages import refuse_others_here
 from services.common.processes import signals
 from services.common.users_files import make_folder
 from services.contracts import (
@@ -270,6 +271,7 @@ def run_warm_start(
     if not may_export_to(out):
         raise UserError(f"--out {out}: exists and is no earlier export; give a new folder")
     make_folder(out.parent, f"--out {out}: its folder")
+    refuse_others_here()
     if trajectories is None:
         check_retrievers(config)
     recorded: list[Trajectory] = []
