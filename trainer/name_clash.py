@@ -6,9 +6,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-PACKAGES = ("services", "trainer", "retriever_service")
+PACKAGES = ("services", "retriever_service")
+"""Another `trainer` is found before this is (`unspiral_command`)."""
 LACKS = 3
-"""Exit status of a command that meets one."""
+"""Exit status: the environment lacks ours."""
 _OURS = Path(__file__).resolve().parents[1]
 
 
@@ -23,7 +24,7 @@ def clash_of(error: ImportError) -> str | None:
     theirs = next((p for p in [*places, *([place] if place else [])] if p.parent != _OURS), None)
     if theirs is None:
         return None
-    return (  # the words of `unspiral_command`, which must import none of ours
+    return (
         f"Python finds {theirs} in place of Unspiral's own package `{package}`: name yours otherwise, or "
         f"leave {theirs.parent} out of PYTHONPATH"
     )
