@@ -11,6 +11,7 @@ from places import ROOT
 
 from retriever_service.search.users_index import EXPECTED, UsersIndex
 from services.common.errors import UserError
+from services.common.processes.patience import Patience
 from services.contracts import Question
 from trainer.commands.checks import doctor_calls
 from trainer.commands.checks.doctor import verdict
@@ -105,7 +106,7 @@ def test_a_search_with_another_number_or_order_of_passages_is_noted():
     [
         (texts, "its passage 0 is text"),
         (dicts, "its passage 0 is an object"),
-        (swapped, "its passage 0 is a list of a number, text"),
+        (swapped, "its passage 0 is a tuple of a number, text"),
         (nothing, "it returned nothing"),
         (one_text, "it returned text"),
     ],
@@ -132,6 +133,23 @@ def test_a_search_that_fails_or_lasts_is_told(monkeypatch):
     monkeypatch.setattr(doctor_calls, "SECONDS", 0.05)
     level, _, advice = searched(slow)
     assert (level, advice) == ("bad", "retriever.index=mine:search: no result of one call within 0.05 s")
+
+
+def test_a_call_that_waits_for_a_core_is_waited_for(monkeypatch):
+    """The call ends only once its limit has passed by the clock, and by processor time has not."""
+    looked, ended = [], threading.Event()
+
+    class Working(Patience):
+        def over(self):
+            looked.append(self._used)
+            if self.passed > self.seconds:
+                ended.set()
+            return False
+
+    monkeypatch.setattr(doctor_calls, "SECONDS", 0.05)
+    monkeypatch.setattr(doctor_calls, "Patience", Working)
+    assert doctor_calls.in_time("x", lambda: ended.wait(60)) is True
+    assert set(looked) == {time.process_time}
 
 
 def echo(content, question):
@@ -294,6 +312,12 @@ def taken(trajectories, rewards):
         (counts, "good", "mine:metric: my/count, my/right"),
         (listed, "bad", "TypeError: returned a list; expected numbers by name, such as {'my/queries': 1.0}"),
         (lambda trajectories, rewards: {1: 1.0}, "bad", "1: left out: expected a name, got a number; expect"),
+        (lambda trajectories, rewards: (1.0,), "bad", "TypeError: returned a tuple; expected numbers by"),
+        (
+            lambda trajectories, rewards: {},
+            "note",
+            "mine:metric: no number for a right, a wrong and no answer as it should be where it counts",
+        ),
         (worded, "bad", "my/word: left out: expected a number, got 'many'; expected numbers by name"),
     ],
 )

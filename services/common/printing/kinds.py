@@ -10,7 +10,7 @@ _KINDS = {
     float: "a number",
     bool: "true or false",
     list: "a list",
-    tuple: "a list",
+    tuple: "a tuple",
     dict: "an object",
     type(None): "nothing",
 }

@@ -21,6 +21,7 @@ from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.loading.user_code import ENDS
 from services.common.printing.harmless import in_one_line
+from services.common.processes.patience import Patience
 from services.contracts import Question
 from services.rollout.worker.tools import MADE_OF, Toolbox
 from trainer.commands.checks.doctor_reward import made
@@ -143,7 +144,10 @@ def check_metrics(key: str, path: str, function: StepMetrics, config: Config, qu
             f"{', '.join(taken)}: begins as metrics of a run do, which leaves out a name that it uses "
             "itself; give another, such as my/name",
         )
-    return Finding(key, "good", f"{path}: {', '.join(numbers) or 'no number for an answer without a search'}")
+    if not numbers:
+        advice = "as it should be where it counts searches, of which these answers have none"
+        return Finding(key, "note", f"{path}: no number for a right, a wrong and no answer", advice)
+    return Finding(key, "good", f"{path}: {', '.join(numbers)}")
 
 
 def check_loss(key: str, path: str, loss: Callable[..., Any], config: Config) -> Finding:
@@ -207,8 +211,9 @@ late: list[str] = []
 
 def in_time(where: str, call: Callable[[], T], limit: Limit | None = None, seconds: float | None = None) -> T:
     """The result of a call. Raises what it raises, and UserError where it lasts longer than the limit, or
-    SECONDS; it then goes on in a thread that nobody waits for. seconds: waits so long instead, and `where` is
-    the line."""
+    SECONDS, of which a call that works counts its processor time alone: a busy machine is no fault of its. It
+    then goes on in a thread that nobody waits for. seconds: waits so long instead, and `where` is the
+    line."""
     done: list[T] = []
     raised: list[BaseException] = []
 
@@ -220,7 +225,12 @@ def in_time(where: str, call: Callable[[], T], limit: Limit | None = None, secon
 
     thread = threading.Thread(target=work, name="doctor-trial", daemon=True)
     thread.start()
-    thread.join(seconds or (limit.seconds if limit else SECONDS))
+    if seconds or (limit and limit.run_seconds <= SECONDS):  # the run's own limit, by the clock
+        thread.join(seconds or limit.seconds)
+    else:
+        patience = Patience(SECONDS, time.process_time)
+        while thread.is_alive() and not patience.over():
+            thread.join(patience.look_seconds / 5)
     if raised:
         raise raised[0]
     if not done:
