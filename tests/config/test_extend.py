@@ -213,21 +213,23 @@ def test_a_call_without_a_free_thread_says_so_and_loses_the_worker_only_where_al
     async def many():
         short, long = asyncio.create_task(call(0.3)), asyncio.create_task(call(60))
         await asyncio.to_thread(begun.wait, 30)
-        with pytest.raises(TimeoutError, match=r"^rollout.tools.slow: no result within rollout.tool_timeout_"):
+        with pytest.raises(
+            TimeoutError, match=r"^rollout.tools.slow: no result within rollout.tool_"
+        ):
             await short
         with pytest.raises(TimeoutError) as e:
             await call(0.05)
         assert str(e.value) == (
-            "rollout.tools.slow: not called within rollout.tool_timeout_seconds=0.05: a worker calls 2 tools at "
-            "a time, of which 1 are past this limit; an `async` tool needs no thread"
+            "rollout.tools.slow: not called within rollout.tool_timeout_seconds=0.05: a worker calls 2 tools "
+            "at a time, of which 1 are past this limit; an `async` tool needs no thread"
         )
         long.cancel()  # a trajectory that nobody wants any more
         await asyncio.wait([long])
         with pytest.raises(WorkerLostError) as e:
             await call(0.05)
         assert str(e.value) == (
-            "rollout.tools.slow: not called within rollout.tool_timeout_seconds=0.05: 2 earlier calls of tools "
-            "hang and hold all threads of the worker; give what a tool waits for a limit of its own"
+            "rollout.tools.slow: not called within rollout.tool_timeout_seconds=0.05: 2 earlier calls of "
+            "tools hang and hold all threads of the worker; give what a tool waits for a limit of its own"
         )
 
     try:

@@ -115,8 +115,8 @@ class Toolbox:
         most, hanging = _THREADS.most, _THREADS.hanging
         if hanging >= most:
             return WorkerLostError(
-                f"{key}: not called {limit}: {hanging} earlier calls of tools hang and hold all threads of the "
-                "worker; give what a tool waits for a limit of its own"
+                f"{key}: not called {limit}: {hanging} earlier calls of tools hang and hold all threads of "
+                "the worker; give what a tool waits for a limit of its own"
             )
         return TimeoutError(
             f"{key}: not called {limit}: a worker calls {most} tools at a time, of which {hanging} are past "
