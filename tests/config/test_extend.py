@@ -213,9 +213,7 @@ def test_a_call_without_a_free_thread_says_so_and_loses_the_worker_only_where_al
     async def many():
         short, long = asyncio.create_task(call(0.3)), asyncio.create_task(call(60))
         await asyncio.to_thread(begun.wait, 30)
-        with pytest.raises(
-            TimeoutError, match=r"^rollout.tools.slow: no result within rollout.tool_"
-        ):
+        with pytest.raises(TimeoutError, match=r"^rollout.tools.slow: no result within rollout.tool_"):
             await short
         with pytest.raises(TimeoutError) as e:
             await call(0.05)
