@@ -14,7 +14,7 @@ from benchmarks.barometer.cells import Cell, cells, run_grid
 from benchmarks.barometer.collected import RESULTS, collect, read_all
 from benchmarks.barometer.plan import HELD_OUT_SEEDS, KINDS, LOOKED_AT, STEPS, chosen, configuration, split_of
 from benchmarks.barometer.tables import everything, write_page
-from benchmarks.grids.cell_folder import run_timed, states_table
+from benchmarks.grids.cell_folder import run_timed, tell_states
 from benchmarks.grids.command_line import (
     add_cell,
     add_commands,
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.command == "grid":
         return run_grid(found, arguments.folder, console, arguments.lock)
     if arguments.command == "status":
-        console.print(states_table(found, "kind"), width=max(console.width, 200), soft_wrap=False, crop=False)
+        tell_states(found, "kind", console)
         return 0
     words = {cell.name: collect(cell, arguments.out, replace=arguments.replace) for cell in found}
     return tell_collected(words, console)

@@ -14,8 +14,9 @@ from benchmarks.collapse.judged.power import paragraph
 from benchmarks.collapse.judged.tables import everything
 from benchmarks.collapse.planned.arms import ARMS, RUNNABLE, SEEDS, STEPS, chosen, contrasts
 from benchmarks.collapse.planned.cells import Cell, cells
-from benchmarks.collapse.running.grid import missing_arms, run_grid, status_table, warm
+from benchmarks.collapse.running.grid import missing_arms, run_grid, warm
 from benchmarks.collapse.running.starts import comparison, make_starts
+from benchmarks.grids.cell_folder import tell_states
 from benchmarks.grids.command_line import (
     add_commands,
     add_parallel,
@@ -116,7 +117,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.command == "grid":
         return run_grid(found, arguments.folder, arguments.parallel, console)
     if arguments.command == "status":
-        console.print(status_table(found), width=max(console.width, 160), soft_wrap=False, crop=False)
+        tell_states(found, "arm", console)
         return 0
     return collect_all(found, arguments, console)
 

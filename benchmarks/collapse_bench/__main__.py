@@ -23,7 +23,7 @@ from benchmarks.collapse_bench.plan import (
     configuration,
 )
 from benchmarks.collapse_bench.tables import block, write_page
-from benchmarks.grids.cell_folder import run_timed, states_table
+from benchmarks.grids.cell_folder import run_timed, tell_states
 from benchmarks.grids.command_line import (
     add_cell,
     add_commands,
@@ -88,9 +88,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         set_threads()
         return run_grid(found, arguments.folder, arguments.parallel, console)
     if arguments.command == "status":
-        console.print(
-            states_table(found, "cause+cure"), width=max(console.width, 160), soft_wrap=False, crop=False
-        )
+        tell_states(found, "cause+cure", console)
         return 0
     words = {cell.name: collect(cell, arguments.out, replace=arguments.replace) for cell in found}
     return tell_collected(words, console)

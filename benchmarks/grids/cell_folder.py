@@ -1,4 +1,4 @@
-"""A cell's files in the folder of its grid, and the table of their states."""
+"""A cell's files in the folder of its grid, and what tells their states."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from rich.console import Console
 from rich.table import Table
 
 from services.common.errors import UserError
@@ -16,6 +17,8 @@ from services.common.runs.paths import last_step
 
 MOST_FAILURES = 2
 """Times that a short cell may fail; then it is left out, and named."""
+MOST_WIDTH = 10_000
+"""Columns that a table is measured in."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +98,39 @@ def run_timed(cell: CellFolder, train: Callable[[], dict[str, Any]]) -> int:
     return int(summary["exit"])
 
 
-def states_table(found: Sequence[CellFolder], of: str) -> Table:
-    """A row per row of the grid, a column per seed. of: heading of the rows."""
+def tell_states(found: Sequence[CellFolder], of: str, console: Console) -> None:
+    """A row per row of the grid with a column per seed; where that is wider than the console, a line per row
+    with the seeds of each state. of: heading of the rows."""
+    states: dict[str, dict[int, str]] = {}
+    for cell in found:
+        states.setdefault(cell.row, {})[cell.seed] = cell.state()
     table = Table(box=None, title="cells", title_justify="left")
     table.add_column(of)
-    seeds = list(dict.fromkeys(cell.seed for cell in found))
-    for seed in seeds:
+    for seed in dict.fromkeys(cell.seed for cell in found):
         table.add_column(str(seed), justify="right")
-    for row in dict.fromkeys(cell.row for cell in found):
-        mine = {cell.seed: cell for cell in found if cell.row == row}
-        table.add_row(row, *(mine[seed].state() for seed in seeds))
-    return table
+    table.add_column("of all")
+    for row, mine in states.items():
+        ended = list(mine.values()).count("ended")
+        table.add_row(row, *mine.values(), f"{ended} of {len(mine)} ended")
+    if table.__rich_measure__(console, console.options.update(width=MOST_WIDTH)).maximum <= console.width:
+        console.print(table)
+        return
+    width = max(map(len, [of, *states]))
+    console.print(f"{of:{width}}  seeds of each state", markup=False, soft_wrap=True)
+    for row, mine in states.items():
+        said = "; ".join(
+            f"{'not begun' if state == '-' else state}: {_ranges([s for s in mine if mine[s] == state])}"
+            for state in dict.fromkeys(mine.values())
+        )
+        console.print(f"{row:{width}}  {said}", markup=False, soft_wrap=True)
+
+
+def _ranges(seeds: Sequence[int]) -> str:
+    """`1000-1013, 2000` of seeds in their order."""
+    runs: list[list[int]] = []
+    for seed in seeds:
+        if runs and seed == runs[-1][-1] + 1:
+            runs[-1].append(seed)
+        else:
+            runs.append([seed])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

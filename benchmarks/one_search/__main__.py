@@ -12,7 +12,7 @@ from rich.console import Console
 from benchmarks.barometer.faults import Fault
 from benchmarks.collapse.running.grid import GridProgress, Job, Runner
 from benchmarks.collapse_bench.cells import set_threads
-from benchmarks.grids.cell_folder import grid_lock, run_timed, states_table
+from benchmarks.grids.cell_folder import grid_lock, run_timed, tell_states
 from benchmarks.grids.command_line import (
     add_cell,
     add_commands,
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.command == "grid":
         return run_grid(found, arguments.folder, arguments.parallel, console)
     if arguments.command == "status":
-        console.print(states_table(found, "arm"))
+        tell_states(found, "arm", console)
         return 0
     check_kept(arguments.seeds, SEEDS, arguments.out, RESULTS)
     words = {cell.name: collect(cell, arguments.out, replace=arguments.replace) for cell in found}

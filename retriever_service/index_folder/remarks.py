@@ -70,7 +70,7 @@ def placed_said(count: int) -> str:
     )
 
 
-def no_value_said(count: int) -> str:
-    """Passages that hold what tables hold where there is nothing."""
+def no_value_said(count: int, one: str = "passage") -> str:
+    """Passages that hold what tables hold where there is nothing. one: what is counted."""
     held = f"a text, a title or an id such as {SUCH_AS}"
-    return counted(count, f"passage has {held}", f"passages have {held}")
+    return counted(count, f"{one} has {held}", f"{one}s have {held}")

@@ -210,6 +210,9 @@ def test_a_checkpoint_is_found_by_its_folder_its_run_or_latest(runs, monkeypatch
             "runs/dmo-1: no such run, folder or file; did you mean runs/demo-1?",
         ),
         (("report", "dmo-1"), "dmo-1: no such run, folder or file; did you mean runs/demo-1?"),
+        (("report", "ltaest"), "ltaest: no such run, folder or file; did you mean latest?"),
+        (("runs", "dmo-1"), "dmo-1: no such folder; did you mean runs/demo-1?"),
+        (("export", "bset", "out"), "checkpoint bset: no such folder; did you mean best?"),
         (
             ("likelihood", "export", "out", "--store", "runs/demo-1"),
             "--store runs/demo-1: no likelihood.db in runs/demo-1",

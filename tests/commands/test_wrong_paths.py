@@ -1,7 +1,12 @@
 """A path of the wrong kind: one line says what is there, and what was expected."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from command_line import run  # noqa: F401
+from places import ROOT
 
 from services.common.errors import UserError
 from services.common.runs.paths import no_run_in
@@ -145,3 +150,37 @@ def test_a_run_given_as_an_evaluation_is_called_a_run(run, place):
     answers.write_text("")
     line = f"{no_evaluation}; there is runs/demo-0/eval/held.answers.jsonl\n"
     assert run("eval", "compare", "demo-0", "nope") == (2, "", line)
+
+
+CONFIG = "{model: {path: m}, data: {train: t, eval: corpus.jsonl}, retriever: {corpus: c}}"
+
+
+def test_a_misspelt_checkpoint_is_told_before_anything_heavy_is_loaded(tmp_path):
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    code = (
+        "import sys\nfrom trainer.commands.cli import app\ntry:\n"
+        "    app(['eval', '--config', 'c.yaml', '--checkpoint', 'bset'], standalone_mode=False)\n"
+        "except Exception as error:\n    print(error)\n"
+        "print(sorted({'torch', 'ray', 'vllm'} & set(sys.modules)))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert done.stdout.splitlines() == ["checkpoint bset: no such folder; did you mean best?", "[]"], (
+        done.stderr
+    )
+
+
+def test_a_configuration_or_a_page_given_as_data_is_told_by_its_ending(run, tmp_path):
+    (tmp_path / "c.yaml").write_text(f"# What it runs, with a, b\n{CONFIG}\n")
+    (tmp_path / "page.HTML").write_text("a,b\n1,2\n")
+    for name, ending in (("c.yaml", ".yaml"), ("page.HTML", ".HTML")):
+        assert run("data", "validate", name) == (
+            2,
+            "",
+            f"unspiral: {name}: {ending} files hold no rows; expected JSON Lines, JSON, CSV, TSV, Parquet or "
+            "Arrow\n",
+        )
+    (tmp_path / "rows.yaml").write_text('{"question": "q", "golden_answers": ["a"]}\n')
+    assert run("data", "validate", "rows.yaml")[0] == 0, "what it holds is known all the same"

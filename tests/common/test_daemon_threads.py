@@ -47,6 +47,18 @@ def test_as_many_threads_as_are_needed_and_no_more_than_given():
     assert set(names) == {"t-1", "t-2"}
 
 
+def test_calls_that_are_given_up_are_counted_until_they_end():
+    threads, go, begun = DaemonThreads(1, "t"), threading.Event(), threading.Event()
+    hangs = threads.submit(lambda: begun.set() or go.wait(30))
+    waits = threads.submit(lambda: "called")
+    assert begun.wait(30)
+    assert threads.give_up(hangs) and threads.hanging == 1
+    assert not threads.give_up(waits) and waits.cancelled() and threads.hanging == 1
+    go.set()
+    assert threads.submit(lambda: "free").result(30) == "free" and threads.hanging == 0
+    assert threads.give_up(hangs) and threads.hanging == 0, "it ended before it was given up"
+
+
 def test_a_call_that_hangs_does_not_keep_the_process():
     done = subprocess.run([sys.executable, "-c", HANGS], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr

@@ -16,7 +16,10 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from test_docs_pages import undescribed
 
 from services.common.errors import UserError
+from services.common.processes.daemon_threads import DaemonThreads
 from services.contracts import Question
+from services.rollout.errors import WorkerLostError
+from services.rollout.worker import tools
 from services.rollout.worker.loop import run_trajectory
 from services.rollout.worker.templates import make_template
 from services.rollout.worker.tools import Toolbox, load_tools
@@ -194,6 +197,43 @@ def test_calls_that_hang_leave_the_worker_its_threads():
             await asyncio.gather(*hanging, return_exceptions=True)
 
     asyncio.run(many())
+
+
+def test_a_call_without_a_free_thread_says_so_and_loses_the_worker_only_where_all_hang(monkeypatch):
+    monkeypatch.setattr(tools, "_THREADS", DaemonThreads(2, "t"))
+    begun, ends = threading.Barrier(3), threading.Event()
+
+    def slow(content, question):
+        begun.wait(30)
+        ends.wait(30)
+
+    async def call(seconds):
+        return await Toolbox({"slow": slow}, QUESTION, seconds).call("slow", "y")
+
+    async def many():
+        short, long = asyncio.create_task(call(0.3)), asyncio.create_task(call(60))
+        await asyncio.to_thread(begun.wait, 30)
+        with pytest.raises(TimeoutError, match=r"^rollout.tools.slow: no result within rollout.tool_"):
+            await short
+        with pytest.raises(TimeoutError) as e:
+            await call(0.05)
+        assert str(e.value) == (
+            "rollout.tools.slow: not called within rollout.tool_timeout_seconds=0.05: a worker calls 2 tools "
+            "at a time, of which 1 are past this limit; an `async` tool needs no thread"
+        )
+        long.cancel()  # a trajectory that nobody wants any more
+        await asyncio.wait([long])
+        with pytest.raises(WorkerLostError) as e:
+            await call(0.05)
+        assert str(e.value) == (
+            "rollout.tools.slow: not called within rollout.tool_timeout_seconds=0.05: 2 earlier calls of "
+            "tools hang and hold all threads of the worker; give what a tool waits for a limit of its own"
+        )
+
+    try:
+        asyncio.run(many())
+    finally:
+        ends.set()
 
 
 def test_a_template_without_results_is_refused_where_a_tool_is_named():

@@ -24,6 +24,7 @@ from benchmarks.collapse.running.grid import (
     run_grid,
     time_left,
 )
+from benchmarks.grids.cell_folder import tell_states
 from benchmarks.grids.kept import processor
 from services.common.errors import UnspiralError, UserError
 from services.common.files import lock
@@ -134,10 +135,24 @@ def test_status_lists_each_cell(tmp_path):
     found = cells(tmp_path, ["grpo", "llds_0.5"], [100, 101], 10)
     write(found[0], steps=10, summary={"exit": 0, "steps": 10})
     write(found[1], steps=3)
-    console.print(grid.status_table(found))
+    tell_states(found, "arm", console)
     lines = console.export_text().splitlines()
     assert lines[2].split() == ["grpo", "ended", "cut", "at", "3", "1", "of", "2", "ended"]
     assert lines[3].split() == ["llds_0.5", "-", "-", "0", "of", "2", "ended"]
+
+
+def test_a_status_wider_than_the_console_is_a_line_per_arm_with_the_seeds_of_each_state(tmp_path):
+    console = Console(width=80, record=True, quiet=False, file=io.StringIO())  # as in a pipe
+    found = cells(tmp_path, ["grpo", "llds_0.5"], list(range(100, 140)), 10)
+    for cell in found[:3]:
+        write(cell, steps=10, summary={"exit": 0, "steps": 10})
+    write(found[5], steps=3)
+    tell_states(found, "arm", console)
+    assert console.export_text().splitlines() == [
+        "arm       seeds of each state",
+        "grpo      ended: 100-102; not begun: 103-104, 106-139; cut at 3: 105",
+        "llds_0.5  not begun: 100-139",
+    ]
 
 
 # -- the grid

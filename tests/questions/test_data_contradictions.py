@@ -39,8 +39,7 @@ def test_questions_that_contradict_each_other_are_shown_with_both_answers_in_the
         "in 6 rows the question was read from `question` and the answers from `answers`",
         "1 row has a golden answer of which scoring by em, f1 and subem leaves nothing",
         "2 questions repeat one that stands before",
-        "1 of these has no answer in common with the first one: they contradict each other, and at most one "
-        "can be learnt",
+        "1 question contradicts an earlier one: they have no answer in common, and at most one can be learnt",
         "1 row seems to hold several answers in one text, which is read as one answer; write them as a JSON "
         'list, such as ["Anna", "Bob"], or with <|answer_split|> between them',
     ]

@@ -86,8 +86,8 @@ def test_the_doctor_and_init_note_them(run, files):
     assert (
         status == 0
         and (
-            "note: 5 rows hold what tables hold for nothing; --null-is-empty (of a run: data.null_is_empty) "
-            "takes such cells for empty; the first: q.csv, line 2"
+            f"note: 5 rows have a question, an answer, an id or a source {SUCH}; --null-is-empty (of a run: "
+            "data.null_is_empty) takes such cells for empty; the first: q.csv, line 2"
         )
         in err
     )

@@ -26,6 +26,7 @@ from services.common.records.columns import NULL_IS_EMPTY
 from services.common.users_files import refuse_to_lose, refuse_to_replace
 from trainer.config.schema import load_config
 from trainer.data.checks.overlap import twins
+from trainer.data.checks.remarks import remarks
 from trainer.data.cli import AnswerKey, QuestionIdKey, QuestionKey, SourceKey
 from trainer.data.columns import Keys
 from trainer.data.models import is_there, resolve
@@ -245,22 +246,9 @@ def _of_questions(data: str, held_out: str | None, keys: Keys) -> list[str]:
             raise UserError(f"{path}: {report.total_line}")
         if report.problems:
             lines.append(f"note: {path}: {report.total_line}; mend them, or set data.skip_bad=true")
-        for found, one, more in (
-            (
-                report.contradicting,
-                "question contradicts an earlier one",
-                "questions contradict earlier ones",
-            ),
-            (
-                report.no_value,
-                "row holds what tables hold for nothing",
-                "rows hold what tables hold for nothing",
-            ),
-            (report.several, "answer looks like several", "answers look like several"),
-        ):
-            if found:
-                how = f"; {NULL_IS_EMPTY.format('data')}" if found is report.no_value else ""
-                lines.append(f"note: {counted(len(found), one, more)}{how}; the first: {found[0]}")
+        for said, rows in remarks(report):
+            how = f"; {NULL_IS_EMPTY.format('data')}" if rows is report.no_value else ""
+            lines.append(f"note: {said}{how}; the first: {rows[0]}")
     if len(there) == 2 and held_out is not None:
         same = sum(twin.similarity == 1 for twin in twins(held_out, data, keys=keys))
         if same:

@@ -26,7 +26,7 @@ from services.common.printing.console import Console
 from services.common.printing.harmless import harmless
 from services.common.printing.help_pages import INDEX, REPLACES
 from services.common.progress import progress_on
-from services.common.records.columns import NULL_IS_EMPTY, SUCH_AS
+from services.common.records.columns import NULL_IS_EMPTY
 from services.common.users_files import given_as, one_out, refuse_to_replace
 from services.contracts import Question
 from trainer.config.schema import Config, load_config
@@ -368,8 +368,8 @@ def passages_command(
         f"{lengths[len(lengths) // 2]} words at the median, {lengths[-1]} at most"
     )
     if made.no_value:
-        held = f"a text, a title or an id such as {SUCH_AS}, which tables hold where there is nothing"
-        typer.echo(counted(len(made.no_value), f"row has {held}", f"rows have {held}"))
+        said = remarks.no_value_said(len(made.no_value), "row")
+        typer.echo(f"{said}, which tables hold where there is nothing")
     if made.renamed:
         got = (
             "row has the id of an earlier one and got another",

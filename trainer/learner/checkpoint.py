@@ -166,23 +166,9 @@ def find(given: str | Path, run: Path | None = None, say: Callable[[str], None] 
     both, or `latest` or `best`, which is that of `run`, or, with none given, of the run in `runs/` that was
     written to last. It may be torn where its own folder is named; say: is told of a newer one that is passed
     over because it is. Raises UserError."""
-    path = in_runs(given)
-    if str(given) in (LATEST, BEST) and not path.exists():
-        run = run or newest_run()
-        if str(given) == BEST:
-            if (best := best_of(run)) is None:
-                raise UserError(f"checkpoint best: {run} keeps none: {why_no_best(run)}")
-            return best
-    else:
-        if not path.exists():
-            raise UserError(f"checkpoint {given}: no such folder{near_run(path)}")
-        if (path / MANIFEST).exists() or _NAME.match(path.name):
-            return path.parent / path.readlink() if path.name == BEST and path.is_symlink() else path
-        run = run_folder(path)
-        if not is_run(run) and not (run / CHECKPOINTS).is_dir():
-            raise UserError(
-                f"checkpoint {given}: neither a checkpoint nor a run's folder; expected {ACCEPTED}"
-            )
+    checkpoint, run = named(given, run)
+    if checkpoint is not None:
+        return checkpoint
     torn: dict[Path, str] = {}
     found = latest(run, on_fault=torn.setdefault)
     if found is None:
@@ -191,6 +177,26 @@ def find(given: str | Path, run: Path | None = None, say: Callable[[str], None] 
     if step_of(newest) > step_of(found):
         say(f"{newest} is torn or changed ({problem}): {found.name} is taken, an earlier one")
     return found
+
+
+def named(given: str | Path, run: Path | None = None) -> tuple[Path | None, Path]:
+    """The checkpoint that a user names, if it is one alone, and otherwise the run whose newest whole one is
+    meant, as `find` has it. Opens nothing large. Raises UserError."""
+    path = in_runs(given)
+    if str(given) in (LATEST, BEST) and not path.exists():
+        run = run or newest_run()
+        if str(given) == BEST and (best := best_of(run)) is None:
+            raise UserError(f"checkpoint best: {run} keeps none: {why_no_best(run)}")
+        return (best if str(given) == BEST else None), run
+    if not path.exists():
+        raise UserError(f"checkpoint {given}: no such folder{near_run(path, words=(LATEST, BEST))}")
+    if (path / MANIFEST).exists() or _NAME.match(path.name):
+        mine = path.parent / path.readlink() if path.name == BEST and path.is_symlink() else path
+        return mine, path.parent
+    run = run_folder(path)
+    if not is_run(run) and not (run / CHECKPOINTS).is_dir():
+        raise UserError(f"checkpoint {given}: neither a checkpoint nor a run's folder; expected {ACCEPTED}")
+    return None, run
 
 
 def latest(

@@ -13,7 +13,7 @@ from services.common.errors import UserError
 from services.common.loading.own_packages import refuse_others_here
 from services.common.printing.console import Console
 from services.common.processes import signals
-from services.common.runs.paths import BEST, CHECKPOINTS, in_runs, last_step, near_run, runs_like
+from services.common.runs.paths import BEST, CHECKPOINTS, LATEST, in_runs, last_step, near_run, runs_like
 from services.likelihood.exports.report import write_report
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config
@@ -52,7 +52,7 @@ def checkpoint_of(resume: str, folder: Path) -> Path | None:
     if not resume.strip():  # an unset variable of a script; to begin anew would remove what is there
         raise UserError(f"--resume: given without a value; accepted: {accepted}")
     if resume != BEST and not in_runs(resume).exists():
-        near = near_run(Path(resume))
+        near = near_run(Path(resume), words=(LATEST, BEST))
         raise UserError(f"--resume {resume}: no such checkpoint folder{near}; accepted: {accepted}")
     found = find(resume, folder)
     own = None if lies_in(found, folder) else latest(folder, checksums=False)

@@ -21,7 +21,6 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-from rich.table import Table
 
 from benchmarks.collapse.planned.arms import ARMS
 from benchmarks.collapse.planned.cells import MOST_FAILURES, Cell
@@ -358,21 +357,6 @@ def warm(folder: Path, seed: int) -> None:
 
 def _weights_sum(model: Path) -> str:
     return hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
-
-
-def status_table(cells: list[Cell]) -> Table:
-    """A row per arm, a column per seed."""
-    table = Table(box=None, title="cells", title_justify="left")
-    table.add_column("arm")
-    seeds = list(dict.fromkeys(cell.seed for cell in cells))
-    for seed in seeds:
-        table.add_column(str(seed), justify="right")
-    table.add_column("of all")
-    for arm in dict.fromkeys(cell.row for cell in cells):
-        mine = {cell.seed: cell for cell in cells if cell.row == arm}
-        states = [mine[seed].state() for seed in seeds]
-        table.add_row(arm, *states, f"{states.count('ended')} of {len(states)} ended")
-    return table
 
 
 def missing_arms() -> list[str]:

@@ -17,22 +17,36 @@ class DaemonThreads:
     """As many as are needed at once, `most` at the most; further calls wait for one that is free."""
 
     def __init__(self, most: int, name: str) -> None:
-        self._most = most
+        self.most = most
         self._name = name
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._free = threading.Semaphore(0)
         self._starting = threading.Lock()
         self._count = 0
+        self._hanging: set[Future[Any]] = set()
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
         """The result to be; what the call raises is its exception."""
         future: Future[Any] = Future()
         self._calls.put((call, future))
         with self._starting:
-            if not self._free.acquire(blocking=False) and self._count < self._most:
+            if not self._free.acquire(blocking=False) and self._count < self.most:
                 self._count += 1
                 threading.Thread(target=self._work, name=f"{self._name}-{self._count}", daemon=True).start()
         return future
+
+    def give_up(self, future: Future[Any]) -> bool:
+        """For a call that nobody waits for any longer: whether it had begun. If not, it never will."""
+        if future.cancel():
+            return False
+        self._hanging.add(future)
+        future.add_done_callback(self._hanging.discard)
+        return True
+
+    @property
+    def hanging(self) -> int:
+        """Calls that were given up and still hold their thread: Python cannot end it."""
+        return len(self._hanging)
 
     def _work(self) -> None:
         while True:

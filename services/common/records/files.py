@@ -193,6 +193,10 @@ def layout_of(path: Path) -> Layout:
         return Layout("json" if _is_one_list(text) else "jsonl", packing, encoding)
     if text[0] == "{":
         return Layout("json" if _is_one_document(text, whole) else "jsonl", packing, encoding)
+    if path.suffix.lower() in _BESIDE - DOCUMENTS:
+        raise UserError(
+            f"{path}: {path.suffix} files hold no rows; expected JSON Lines, JSON, CSV, TSV, Parquet or Arrow"
+        )
     delimiter = _delimiter(text) or _of_one_column(text)
     if not delimiter:
         shown = text.splitlines()[0]

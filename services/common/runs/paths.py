@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from services.common.files import hints, json_lines
@@ -118,15 +118,17 @@ def runs_like(path: Path) -> list[Path]:
     return [path.parent / name for name in names]
 
 
-def near_run(path: Path, runs: Path = RUNS) -> str:
-    """`; did you mean runs/demo-0?` where a run beside the path, or in `runs`, has a name like it, and what
-    makes `RUN/checkpoints/best`; otherwise nothing."""
+def near_run(path: Path, runs: Path = RUNS, words: Collection[str] = (LATEST,)) -> str:
+    """`; did you mean runs/demo-0?` where a run beside the path, or in `runs`, has a name like it, or one of
+    the words that stand for a run, and what makes `RUN/checkpoints/best`; otherwise nothing."""
     if path.name == BEST and path.parent.name == CHECKPOINTS and path.parent.is_dir():
         return f"; the run kept none: {why_no_best(path.parent.parent)}"
     folders = {
         str(f) for place in {path.parent, runs} if place.is_dir() for f in place.iterdir() if is_run(f)
     }
-    near = nearest(path.name, {Path(f).name for f in folders})
+    near = nearest(path.name, {*(Path(f).name for f in folders), *(words if len(path.parts) == 1 else ())})
+    if near in words:
+        return f"; did you mean {near}?"
     if near is None and folders:
         return "; `unspiral runs` lists those that are there"
     return next((f"; did you mean {f}?" for f in sorted(folders) if Path(f).name == near), "")

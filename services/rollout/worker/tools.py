@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
@@ -29,6 +30,7 @@ from services.common.loading.user_code import Call, calling, check_takes, load, 
 from services.common.printing.kinds import kind_of
 from services.common.processes.daemon_threads import DaemonThreads
 from services.contracts import Question
+from services.rollout.errors import WorkerLostError
 
 _THREADS = DaemonThreads(64, "tools")
 """Of their own: calls that hang must not keep the worker from its weights."""
@@ -85,17 +87,19 @@ class Toolbox:
         self._question = question
         self._timeout_seconds = timeout_seconds
         self._made: dict[str, object] = {}
+        self._asked: Future[Any] | None = None
+        """The last call in a thread."""
 
     async def call(self, name: str, content: str) -> str:
         """The observation of one call.
 
         Raises TimeoutError after `timeout_seconds` (the trajectory is then run again), UserError where the
-        tool fails or returns no text: an outage never becomes an empty observation.
+        tool fails or returns no text: an outage never becomes an empty observation. WorkerLostError where
+        calls that hang have taken all threads: only another worker has free ones.
         """
-        limit = self._timeout_seconds
-        late = f"rollout.tools.{name}: no result within rollout.tool_timeout_seconds={limit:g}"
+        self._asked = None
         try:
-            async with within(limit, lambda: TimeoutError(late)):
+            async with within(self._timeout_seconds, lambda: self._late(name)):
                 result = await self._ask(name, content)
         except _Away as away:
             raise TimeoutError(str(away)) from away
@@ -103,16 +107,45 @@ class Toolbox:
             raise UserError(f"rollout.tools.{name}: returned {kind_of(result)}; expected a text")
         return result
 
+    def _late(self, name: str) -> Exception:
+        """Whether the tool was slow, or its call found no thread."""
+        key, limit = f"rollout.tools.{name}", f"within rollout.tool_timeout_seconds={self._timeout_seconds:g}"
+        if self._asked is None or not self._asked.cancelled():
+            return TimeoutError(f"{key}: no result {limit}")
+        most, hanging = _THREADS.most, _THREADS.hanging
+        if hanging >= most:
+            return WorkerLostError(
+                f"{key}: not called {limit}: {hanging} earlier calls of tools hang and hold all threads of "
+                "the worker; give what a tool waits for a limit of its own"
+            )
+        return TimeoutError(
+            f"{key}: not called {limit}: a worker calls {most} tools at a time, of which {hanging} are past "
+            "this limit; an `async` tool needs no thread"
+        )
+
     async def _ask(self, name: str, content: str) -> object:
         tool = self._tools[name]
         key, question = f"rollout.tools.{name}", f"question {self._question.id}"
         if inspect.isclass(tool) and name not in self._made:
             with _calling(f"{key}: {MADE_OF} {question}"):
-                self._made[name] = await _called(tool, self._question)
+                self._made[name] = await self._called(tool, self._question)
         with _calling(f"{key}: on {question}"):
             if inspect.isclass(tool):
-                return await _called(self._made[name], content)
-            return await _called(tool, content, self._question)
+                return await self._called(self._made[name], content)
+            return await self._called(tool, content, self._question)
+
+    async def _called(self, function: Any, *arguments: object) -> Any:
+        """The result of a user's function: awaited where it is `async`, otherwise made in a thread."""
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+            self._asked = None
+            return await function(*arguments)
+        call = partial(copy_context().run, _result, function, *arguments)
+        self._asked = _THREADS.submit(call)
+        try:
+            return await asyncio.wrap_future(self._asked)
+        except asyncio.CancelledError:
+            _THREADS.give_up(self._asked)
+            raise
 
 
 class _Away(Exception):
@@ -126,14 +159,6 @@ def _calling(where: str) -> Iterator[None]:
             yield
         except (TimeoutError, _Away) as error:
             raise _Away(f"{where}: {error if isinstance(error, _Away) else told(error)}") from error
-
-
-async def _called(function: Any, *arguments: object) -> Any:
-    """The result of a user's function: awaited where it is `async`, otherwise made in a thread."""
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-        return await function(*arguments)
-    call = partial(copy_context().run, _result, function, *arguments)
-    return await asyncio.wrap_future(_THREADS.submit(call))
 
 
 def _result(function: Any, *arguments: object) -> Any:

@@ -9,11 +9,11 @@ from pathlib import Path
 from retriever_service.index_folder.remarks import no_value_said, placed_said
 from services.common.counting import counted, malformed
 from services.common.errors import UserError
-from services.common.records.columns import SUCH_AS
 from services.settings import RetrieverSettings
 from trainer.commands.checks.findings import Finding, tried
 from trainer.config.schema import Config
 from trainer.data import models
+from trainer.data.checks.remarks import remarks
 from trainer.data.named_columns import keys_of, named_in, validating
 from trainer.data.passages import CorpusReport, validate_corpus
 from trainer.data.questions import Report, validate
@@ -81,21 +81,7 @@ def _questions_of(config: Config, key: str, value: str) -> Finding:
     seen = f"{value}: {counted(report.good, 'question')} {_read(rows)}"
     command = validating(value, null_is_empty=config.data.null_is_empty, **named_in(config.data).given)
     lists = f"{command} lists all"
-    notes = []
-    if report.contradicting:
-        notes.append(
-            counted(len(report.contradicting), "question contradicts", "questions contradict")
-            + " an earlier one"
-        )
-    if report.no_value:
-        notes.append(
-            counted(len(report.no_value), "row has", "rows have")
-            + f" a question, an answer, an id or a source such as {SUCH_AS}"
-        )
-    if report.several:
-        notes.append(
-            counted(len(report.several), "row seems", "rows seem") + " to hold several answers in one text"
-        )
+    notes = [said for said, _ in remarks(report)]
     if not bad:
         return Finding(key, "note", seen, "; ".join([*notes, lists])) if notes else Finding(key, "good", seen)
     told = f"{report.problems[0]}; {malformed(bad, rows, whole=rows < LOOKED_AT)}"

@@ -14,7 +14,17 @@ from ruamel.yaml.error import YAMLError
 from services.common.errors import UserError
 from services.common.files import hints, json_lines
 from services.common.runs.ends import state_of
-from services.common.runs.paths import CONFIG, FILES, LATEST, METRICS, SUMMARY, in_runs, is_run, newest_run
+from services.common.runs.paths import (
+    CONFIG,
+    FILES,
+    LATEST,
+    METRICS,
+    SUMMARY,
+    in_runs,
+    is_run,
+    near_run,
+    newest_run,
+)
 
 SCORES = ("eval/em_greedy", "eval/em_sampled")
 AFTER = ("em_after", "em_after_sampled")
@@ -52,7 +62,7 @@ def runs_in(folder: Path) -> list[Listed]:
             f"{folder}: is a file; expected a folder of runs, or a run: its folder, name, or latest"
         )
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; {WHERE}")
+        raise UserError(f"{folder}: no such folder{near_run(folder) or f'; {WHERE}'}")
     found = [folder] if is_run(folder) else [f for f in folder.iterdir() if f.is_dir() and is_run(f)]
     if not found:
         raise UserError(f"{folder}: there is no run in {folder.absolute()}; {WHERE}")

@@ -38,7 +38,7 @@ from trainer.config.schema import Config, load_config
 from trainer.data import models
 from trainer.data.relative_paths import looked_for, where_looked
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
-from trainer.learner.checkpoint import find, latest
+from trainer.learner.checkpoint import find, latest, named
 from trainer.learner.export import export_checkpoint
 from trainer.session.gpus import check_gpus_here
 from trainer.session.output import last_words, non_blocking
@@ -244,6 +244,8 @@ def evaluate(
     data source, every row once. `unspiral eval compare A B` compares two, question by question."""
     refuse_run("--checkpoint", overrides or [])
     settings = load_config(config, overrides or [])
+    if checkpoint is not None:
+        named(checkpoint, settings.run_dir)  # before what takes seconds to load
     if suite is not None:
         if answers is not None or as_json or overwrite:
             raise UserError(
@@ -275,7 +277,7 @@ def evaluate(
         refuse_to_lose("--out", out, read)
         _make_room("--out", out)
         refuse_to_replace(f"--out {out}", out, overwrite)
-    named = answers or out  # otherwise the command's own place
+    given = answers or out  # otherwise the command's own place
     answers = answers or (
         out.with_suffix(".answers.jsonl") if out else settings.run_dir / "eval" / ANSWERS_FILE
     )
@@ -283,7 +285,7 @@ def evaluate(
     if out and answers.absolute() == out.absolute():
         raise UserError(f"--answers {answers}: is --out too; give two files")
     _make_room("--answers", answers)
-    if named:
+    if given:
         refuse_to_replace(f"--answers {answers}", answers, overwrite)
     scored = False
 

@@ -6,7 +6,8 @@ import typer
 
 from services.common.counting import counted
 from services.common.printing.harmless import harmless
-from services.common.records.columns import NULL_IS_EMPTY, SUCH_AS, plain_name
+from services.common.records.columns import NULL_IS_EMPTY, plain_name
+from trainer.data.checks.remarks import contradicting_said, no_value_said, several_said
 from trainer.data.columns import Keys
 from trainer.data.questions import Report
 
@@ -42,8 +43,7 @@ def say_findings(report: Report, keys: Keys) -> None:
         )
     if report.no_value:
         typer.echo(
-            f"{counted(len(report.no_value), 'row has', 'rows have')} a question, an answer, an id or "
-            f"a source such as {SUCH_AS}, which tables hold where there is nothing; a run takes "
+            f"{no_value_said(len(report.no_value))}, which tables hold where there is nothing; a run takes "
             f"it at its word; {NULL_IS_EMPTY.format('data')}"
         )
     if report.repeated:
@@ -52,14 +52,13 @@ def say_findings(report: Report, keys: Keys) -> None:
         )
     if report.contradicting:
         typer.echo(
-            f"{counted(len(report.contradicting), 'of these has', 'of these have')} no answer in common with "
-            "the first one: they contradict each other, and at most one can be learnt"
+            f"{contradicting_said(len(report.contradicting))}: they have no answer in common, and at most "
+            "one can be learnt"
         )
     if report.several:
         typer.echo(
-            f"{counted(len(report.several), 'row seems', 'rows seem')} to hold several answers in one text, "
-            'which is read as one answer; write them as a JSON list, such as ["Anna", "Bob"], or with '
-            "<|answer_split|> between them"
+            f"{several_said(len(report.several))}, which is read as one answer; write them as a JSON list, "
+            'such as ["Anna", "Bob"], or with <|answer_split|> between them'
         )
     if report.same_ids:
         typer.echo(
