@@ -232,6 +232,8 @@ def build(
         _err.print(text, markup=False, soft_wrap=True)
     _report(out, info)
     _say(found)
+    if line := remarks.other_columns(file, CorpusKeys(text_key, title_key, id_key, null_is_empty)):
+        _err.print(line, markup=False, soft_wrap=True)
 
 
 @index_app.command("add")

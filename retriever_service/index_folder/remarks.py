@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from retriever_service.index_folder.corpus import Passage
-from retriever_service.index_folder.keys import title_and_text
+from retriever_service.index_folder.keys import NO_KEYS, CorpusKeys, title_and_text
 from retriever_service.index_folder.passages import no_value_in
 from services.common.counting import SHOWN_LEFT_OUT, counted
-from services.common.records.columns import NULL_IS_EMPTY, SUCH_AS
+from services.common.records import field_of, read_records
+from services.common.records.columns import CONTENTS, IDENTITY, NULL_IS_EMPTY, SUCH_AS, plain_name
 
 
 @dataclass
@@ -74,3 +76,31 @@ def no_value_said(count: int, one: str = "passage") -> str:
     """Passages that hold what tables hold where there is nothing. one: what is counted."""
     held = f"a text, a title or an id such as {SUCH_AS}"
     return counted(count, f"{one} has {held}", f"{one}s have {held}")
+
+
+def other_columns(corpus: str | Path, keys: CorpusKeys = NO_KEYS) -> str | None:
+    """A line where no column of a corpus is read as the title, or as the id, and others of its first row may
+    be that by another name."""
+    first = next((one.fields for one in read_records(corpus) if one.fields is not None), None)
+    row = keys.applied(first) if first is not None else {}
+    text = field_of(row, CONTENTS)
+    if text is None:
+        return None
+    plain = {plain_name(name) for name in row}
+    # A title is the first line of `contents`, where there is one.
+    lacks = [] if "title" in plain or plain_name(text[0]) in ("contents", "content") else ["title"]
+    lacks += ["id"] if plain.isdisjoint(IDENTITY) else []
+    others = [
+        str(name)
+        for name, held in row.items()
+        if plain_name(name) not in (*CONTENTS, *IDENTITY, "title", "url")
+        and (held is None or isinstance(held, str | int | float))
+    ]
+    if not lacks or not others:
+        return None
+    options = " and ".join(f"--{name}-key" for name in lacks)
+    of_run = " and ".join(f"retriever.{name}_key" for name in lacks)
+    return (
+        f"{corpus}: no column is called {' or '.join(lacks)}; {options} (of a run: {of_run}) may name one of "
+        f"the others: {', '.join(others)}"
+    )

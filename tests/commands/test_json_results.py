@@ -76,3 +76,18 @@ def test_diff_tells_a_prompt_a_line_with_both_sides(run, runs, limit):
     assert told[0]["change"] == 1.0 and told[0]["before"]["right"] == 0 and told[0]["after"]["right"] == 1
     assert told[0]["after"]["source"] == "step_000002"
     assert told[0]["after"]["trajectories"][0]["uid"] == "2-who?"
+
+
+def test_what_a_part_of_the_users_prints_is_no_part_of_the_json(run, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "talkative.py").write_text(
+        "print('loaded')\ndef metric(trajectories, rewards):\n    print('called')\n    return {'my/n': 1.0}\n"
+    )
+    (tmp_path / "c.yaml").write_text(
+        "{model: {path: m}, data: {train: t}, retriever: {url: 'http://x'}, "
+        "trainer: {metrics: ['talkative:metric']}}"
+    )
+    _, out, err = run("doctor", "--role", "retriever", "--config", "c.yaml", "--json")
+    (row,) = [one for one in json.loads(out)["findings"] if one["what"] == "trainer.metrics"]
+    assert (row["level"], row["seen"]) == ("good", "talkative:metric: my/n")
+    assert err.splitlines() == ["loaded", "called"]

@@ -153,3 +153,49 @@ def test_data_validate_reads_questions_by_the_columns_of_a_configuration(run, ta
     monkeypatch.setattr(data_cli, "_look_up", lambda *given: None)  # the model has no tokenizer
     status, out, err = run("data", "validate", "ask.csv", "--config", "unspiral.yaml")
     assert (status, err) == (0, "") and out.endswith("total         2\n")
+
+
+def test_rows_that_are_left_out_are_so_by_the_configuration_too(run, tables, tmp_path):
+    for file, row in (("ask.csv", "3;;\n"), ("lights.csv", "3;C;\n")):
+        with (tmp_path / file).open("a") as more:
+            more.write(row)
+    status, _, err = run("init", *tables, *NAMED, *COLUMNS)
+    assert status == 0 and err.count("mend them, or set data.skip_bad=true") == 1, err
+    assert err.count("mend them, or set retriever.skip_bad=true") == 1
+    status, _, err = run("init", *tables, *NAMED, *COLUMNS, "--skip-bad", "--overwrite")
+    assert status == 0 and "mend them" not in err, err
+    assert "left out by data.skip_bad" in err and "left out by retriever.skip_bad" in err
+    config = load_config(tmp_path / "unspiral.yaml")
+    assert (config.data.skip_bad, config.retriever.skip_bad) == (True, True)
+    check_named_files(config)
+
+
+@pytest.mark.parametrize(
+    ("head", "says"),
+    [
+        (
+            "Key,Heading,Body",
+            "no column is called title or id; --title-key and --id-key (of a run: retriever.title_key and "
+            "retriever.id_key) may name one of the others: Key, Heading",
+        ),
+        (
+            "id,Heading,text",
+            "no column is called title; --title-key (of a run: retriever.title_key) may name one of the "
+            "others: Heading",
+        ),
+        ("Key,title,contents", "no column is called id; --id-key (of a run: retriever.id_key) may name one"),
+        ("id,title,text", None),
+        ("id,Heading,contents", None),
+    ],
+)
+def test_a_title_and_an_id_by_other_names_are_asked_for(run, tables, tmp_path, head, says):
+    (tmp_path / "c.csv").write_text(f"{head}\na,Rome,Rome is in Italy.\n")
+    told = "" if says is None else f"c.csv: {says}"
+    outs = [run("data", "validate", "c.csv"), run("index", "build", "c.csv", "--out", "index")]
+    outs.append(run("init", *tables[:4], "--corpus", "c.csv", *NAMED))
+    for status, out, err in outs:
+        assert status == 0 and told in out + err, err
+        assert says is not None or "no column is called" not in out + err
+    if says and "title or id" in says:
+        named = ("--title-key", "Heading", "--id-key", "Key")
+        assert "no column is called" not in "".join(map(str, run("data", "validate", "c.csv", *named)))

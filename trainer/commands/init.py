@@ -13,7 +13,7 @@ from retriever_service.addresses import check_address
 from retriever_service.cli import IdKey, NullIsEmpty, TextKey, TitleKey
 from retriever_service.index_folder.keys import NO_KEYS as NO_CORPUS_KEYS
 from retriever_service.index_folder.keys import CorpusKeys
-from retriever_service.index_folder.remarks import no_value_said, placed_said
+from retriever_service.index_folder.remarks import no_value_said, other_columns, placed_said
 from retriever_service.search.users_index import load_search
 from services.common.counting import counted
 from services.common.errors import UserError
@@ -101,9 +101,10 @@ def text_of(
     source: str,
     keys: Keys = NO_KEYS,
     columns: CorpusKeys = NO_CORPUS_KEYS,
+    skip_bad: bool = False,
 ) -> str:
     """The configuration. source: the retriever's line, such as `corpus: F`. keys, columns: of questions and
-    of the corpus, where they have names of their own."""
+    of the corpus, where they have names of their own. skip_bad: leave malformed rows of both out."""
     machine = fit(parameters, gpus)
     where = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "CPU"
     lines = [
@@ -118,10 +119,12 @@ def text_of(
         *([f"  eval: {_quoted(held_out)}      # never trained on"] if held_out else []),
         *(f"  {name}_key: {_quoted(column)}" for name, column in keys.given.items()),
         *(["  null_is_empty: true      # cells such as NULL or nan"] if keys.null_is_empty else []),
+        *(["  skip_bad: true      # malformed rows are left out and counted"] if skip_bad else []),
         "retriever:",
         f"  {source}",
         *(f"  {name}_key: {_quoted(column)}" for name, column in columns.given.items()),
         *(["  null_is_empty: true"] if columns.null_is_empty and source.startswith("corpus") else []),
+        *(["  skip_bad: true"] if skip_bad and source.startswith("corpus") else []),
         "rollout:",
         *(f"  {line}" for line in machine.rollout),
         f"  prompts_per_step: {16 if gpus else 4}",
@@ -184,6 +187,9 @@ def init(
     title_key: TitleKey = None,
     id_key: IdKey = None,
     null_is_empty: NullIsEmpty = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Have a run leave malformed rows out and count them.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("unspiral.yaml"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help=REPLACES)] = False,
 ) -> None:
@@ -211,14 +217,15 @@ def init(
             load_search(option, path)
         elif option == "--index":
             check_index(option, path)
-    remarks = [*_of_questions(data, held_out, keys), *_of_corpus(corpus, columns)]
+    remarks = [*_of_questions(data, held_out, keys, skip_bad), *_of_corpus(corpus, columns, skip_bad)]
     planned = parameters_by_config(Path(model).expanduser())
     parameters = parameter_count(resolve(model)) if planned is None else planned
     given = next((name, one) for name, one in (("corpus", corpus), ("index", index), ("url", url)) if one)
     source = f"{given[0]}: {_quoted(given[1])}"
     text = text_of(
-        parameters, gpus, model=model, data=data, held_out=held_out, source=source, keys=keys, columns=columns
-    )
+        parameters, gpus, model=model, data=data, held_out=held_out, source=source,
+        keys=keys, columns=columns, skip_bad=skip_bad,
+    )  # fmt: skip
     write_atomically(out, text)
     load_config(out)
     if planned is not None:
@@ -234,7 +241,13 @@ def init(
     )
 
 
-def _of_questions(data: str, held_out: str | None, keys: Keys) -> list[str]:
+def _mended(skip_bad: bool, section: str) -> str:
+    """What is to be done about malformed rows."""
+    key = f"{section}.skip_bad"
+    return f"left out by {key}" if skip_bad else f"mend them, or set {key}=true"
+
+
+def _of_questions(data: str, held_out: str | None, keys: Keys, skip_bad: bool) -> list[str]:
     """What is better known before a run: held-out questions that are trained on, rows that are none. Raises
     UserError where no row of a file is a question. Names of the laboratory and the hub are not looked up."""
     lines = []
@@ -245,7 +258,7 @@ def _of_questions(data: str, held_out: str | None, keys: Keys) -> list[str]:
         if not report.good:
             raise UserError(f"{path}: {report.total_line}")
         if report.problems:
-            lines.append(f"note: {path}: {report.total_line}; mend them, or set data.skip_bad=true")
+            lines.append(f"note: {path}: {report.total_line}; {_mended(skip_bad, 'data')}")
         for said, rows in remarks(report):
             how = f"; {NULL_IS_EMPTY.format('data')}" if rows is report.no_value else ""
             lines.append(f"note: {said}{how}; the first: {rows[0]}")
@@ -258,7 +271,7 @@ def _of_questions(data: str, held_out: str | None, keys: Keys) -> list[str]:
     return lines
 
 
-def _of_corpus(corpus: str | None, columns: CorpusKeys) -> list[str]:
+def _of_corpus(corpus: str | None, columns: CorpusKeys, skip_bad: bool) -> list[str]:
     """Rows at which a run would stop. Raises UserError where no row is a passage."""
     if corpus is None or not Path(corpus).exists():
         return []
@@ -267,7 +280,9 @@ def _of_corpus(corpus: str | None, columns: CorpusKeys) -> list[str]:
         raise UserError(f"{corpus}: {report.total_line or 'empty; expected at least one passage'}")
     lines = []
     if report.total_line:
-        lines.append(f"note: {corpus}: {report.total_line}; mend them, or set retriever.skip_bad=true")
+        lines.append(f"note: {corpus}: {report.total_line}; {_mended(skip_bad, 'retriever')}")
+    if line := other_columns(corpus, columns):
+        lines.append(f"note: {line}")
     if report.no_id:
         lines.append(f"note: {corpus}: {placed_said(report.no_id)}")
     if report.no_value:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any
 
 
@@ -20,3 +21,10 @@ def ending(words: str, result: Mapping[str, Any], as_json: bool) -> str:
         return words
     line = json.dumps(result)
     return line if as_json else f"{words}\n{line}"
+
+
+@contextmanager
+def prints_aside(as_json: bool) -> Iterator[None]:
+    """Inside, what parts of the user's own print goes to standard error where a program reads the result."""
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        yield

@@ -198,6 +198,8 @@ def _validate_corpus(path: Path, told: dict[str, Any], keys: CorpusKeys = NO_COR
             "its rows have no ids and are numbered from 0; if they are questions, name their columns by "
             "--question-key and --answer-key"
         )
+    if others := remarks.other_columns(path, keys):
+        typer.echo(others)
     if report.no_id:
         typer.echo(remarks.placed_said(report.no_id))
     if report.no_value:

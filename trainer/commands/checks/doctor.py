@@ -34,6 +34,7 @@ from trainer.commands.checks.doctor_parts import check_leak, check_parts
 from trainer.commands.checks.findings import GIB, Finding, judged, status_of
 from trainer.commands.checks.leftovers import find_leftovers
 from trainer.commands.options import Overrides
+from trainer.commands.terminal import prints_aside
 from trainer.commands.version import version
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config, load_config
@@ -311,8 +312,9 @@ def run_doctor(
     config = load_config(path, overrides) if path else None
     asked: list[Finding] = []
     if path and config:
-        asked += check_config(path, config)
-        asked += check_parts(config)
+        with prints_aside(as_json):
+            asked += check_config(path, config)
+            asked += check_parts(config)
         asked += check_leak(config)
         asked += check_control_port(config)
     # Beside a configuration the ports of services that are started alone are of no interest.

@@ -225,8 +225,9 @@ def in_time(where: str, call: Callable[[], T], limit: Limit | None = None, secon
 
     thread = threading.Thread(target=work, name="doctor-trial", daemon=True)
     thread.start()
-    if seconds or (limit and limit.run_seconds <= SECONDS):  # the run's own limit, by the clock
-        thread.join(seconds or limit.seconds)
+    own = seconds or (limit.seconds if limit and limit.run_seconds <= SECONDS else None)
+    if own:  # a limit of the run's, by the clock
+        thread.join(own)
     else:
         patience = Patience(SECONDS, time.process_time)
         while thread.is_alive() and not patience.over():

@@ -24,7 +24,7 @@ from services.common.processes import signals
 from services.common.users_files import make_folder, one_out, refuse_to_lose, refuse_to_replace
 from trainer.commands import completion
 from trainer.commands.options import OF_ANY_RUN, AsJson, ConfigFile, Overrides, Overwrite, refuse_run
-from trainer.commands.terminal import ending, for_people
+from trainer.commands.terminal import ending, for_people, prints_aside
 from trainer.commands.version import code_versions
 from trainer.commands.work.in_words import (
     overall_in_words,
@@ -93,7 +93,7 @@ def train(
         raise UserError("--allow-changed: goes with --resume latest or --resume PATH")
     settings = load_config(config, overrides or [])
     try:
-        with looked_for(config, settings):
+        with looked_for(config, settings), prints_aside(as_json):
             if resume is None and not allow_changed:  # a resumed run has its folder
                 named_files.check_named_files(settings)
             check_gpus_here(settings)
@@ -152,7 +152,7 @@ def warm_start(
     settings = load_config(config, overrides or [])
     before = _inode(out)
     try:
-        with looked_for(config, settings):
+        with looked_for(config, settings), prints_aside(as_json):
             done = warming.run_warm_start(
                 settings,
                 out,
@@ -296,7 +296,7 @@ def evaluate(
         scored = True
 
     try:
-        with looked_for(config, settings):
+        with looked_for(config, settings), prints_aside(not for_people(as_json)):
             scores = run_eval(
                 settings,
                 checkpoint=checkpoint,
