@@ -113,7 +113,10 @@ def test_no_message_names_a_place_in_another_form():
 
 
 def test_all_commands_name_the_rows_that_they_leave_out_in_one_form(run, tmp_path):
-    rows = [{"id": "0", "text": "town", "question": "who?", "answer": "Ada"}, *[{"id": "1"}] * 4]
+    rows = [
+        {"id": "0", "title": "Rome", "text": "town", "question": "who?", "answer": "Ada"},
+        *[{"id": "1"}] * 4,
+    ]
     for name in ("q.jsonl", "c.jsonl"):
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     for command, kind in (
