@@ -94,7 +94,7 @@ def test_a_signal_says_that_nothing_was_written_or_where(run, config, monkeypatc
     monkeypatch.setattr(runs.evaluating, "run_eval", stopped)
     monkeypatch.setattr(runs.warming, "run_warm_start", stopped)
     (config / "old.json").write_text("{}")
-    assert run("eval", "--config", "c.yaml", "--out", "old.json")[2] == (
+    assert run("eval", "--config", "c.yaml", "--out", "old.json", "--overwrite")[2] == (
         "unspiral: stopped by SIGINT; no scores were written\n"
     )
     assert run("eval", "--config", "c.yaml") == (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 from command_line import run  # noqa: F401
 from places import ROOT
@@ -43,9 +44,18 @@ def test_lines_of_errors_on_the_page_are_those_that_are_printed(run, tmp_path, m
     (tmp_path / "my_project" / "reward.py").write_text("def two(trajectory, extra): ...\n")
     demo = str(ROOT / "examples" / "demo.yaml")
     shown = re.findall(r"^unspiral: .+$", PAGE, re.M)
-    for change, line in zip(
-        ["trainer.metrics=[my_project.metrics:querys]", "reward.kind=my_project.reward:two"],
-        shown,
-        strict=True,
+    of_names, of_arguments, of_modules = shown
+    for change, line in (
+        ("trainer.metrics=[my_project.metrics:querys]", of_names),
+        ("reward.kind=my_project.reward:two", of_arguments),
     ):
         assert run("train", "--config", demo, change) == (2, "", f"{line}\n")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_project"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(tmp_path)])
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    printed = run("train", "--config", demo, "reward.kind=my_project.reward:frugal")
+    assert printed == (2, "", of_modules.replace("/home/me", str(elsewhere)) + "\n")

@@ -50,7 +50,7 @@ def test_a_refused_run_leaves_no_folder(what, settings, tmp_path, capsys):
     assert says in str(e.value)
     assert not (tmp_path / "runs" / "first").exists()
     shown = capsys.readouterr().out
-    if what in ("row", "model"):  # the folder was there by then, and that it is gone is told
+    if what == "row":  # the folder was there by then, and that it is gone is told
         assert "run folder removed: " in shown
     else:
         assert "run folder" not in shown

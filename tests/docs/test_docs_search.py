@@ -27,7 +27,7 @@ FIRST = {
     "what does this alarm mean": DETECTORS,
     "add a worker": "reliability/#add-a-worker-or-take-one-away",
     "how to stop a run": "reliability/#stop-a-run-signals-and-the-drivers-death",
-    "--resume latest": "resume/#which-checkpoint",
+    "--resume latest": "resume/",
     "pip install": "deploy/#installing",
     "docker compose": "deploy/#compose",
     "verl": "any_trainer/#verl",

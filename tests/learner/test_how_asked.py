@@ -110,6 +110,7 @@ def test_train_says_it(tmp_path, monkeypatch):
     made.config.trainer.steps = 2
     model = model_of(tmp_path / "taught")
     monkeypatch.setattr(runs.models, "resolve", lambda given: model)
+    monkeypatch.setattr(runs.models, "check_given", lambda given: None)
     _, out = trained(made, resume="latest")
     assert "warning: rollout.template is search_r1; the model in " in out
     made.config.rollout.template = "lab"

@@ -75,6 +75,7 @@ def started(made, monkeypatch, driver_class=Scripted):
 
     monkeypatch.setattr(runs, "start_system", start)
     monkeypatch.setattr(runs.models, "resolve", Path)
+    monkeypatch.setattr(runs.models, "check_given", lambda name: None)  # the model's folder is none
     monkeypatch.setattr(runs, "Driver", lambda s, progress, stop: driver_class(s, {}))
 
 

@@ -413,15 +413,15 @@ def leaf_keys(model: type[BaseModel] = Config) -> list[str]:
     return [path for path in paths if not any(other.startswith(f"{path}.") for other in paths)]
 
 
-def default_of(key: str) -> Any:
+def default_of(key: str, *, section_given: bool = False) -> Any:
     """The default of a dotted key as JSON has it; None where it has none, or its section is not there by
-    default."""
+    default and not given."""
     *sections, name = key.split(".")
     model: type[BaseModel] = Config
     for section in sections:
         field = _field(model, section)
         held = section_of(field.annotation)
-        if field.default is None or held is None:
+        if held is None or (field.default is None and not section_given):
             return None
         model = held
     field = _field(model, name)

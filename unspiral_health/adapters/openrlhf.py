@@ -5,13 +5,10 @@
 
 from typing import Any
 
-from unspiral_health import needs_torch  # noqa: F401
-
-# isort: split
+from unspiral_health.llds import LLDS  # isort: skip  # before torch, whose lack it tells
 import torch
 
 from unspiral_health.adapters import stable_name
-from unspiral_health.llds import LLDS
 from unspiral_health.run import Run
 
 

@@ -181,7 +181,7 @@ def _settings(before: dict[str, Any] | None, config: Config) -> list[Difference]
             continue
         old, new = _value(before, key), _value(now, key)
         if old is _UNKNOWN:
-            old = default_of(key)
+            old = default_of(key, section_given=True)
         if old != new:
             found.append(Difference(key, _shown(old), _shown(new)))
     return found
