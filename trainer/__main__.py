@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from trainer.name_clash import clash_of
+from trainer.name_clash import LACKS, clash_of
 
 if sys.argv[1:3] == ["serve", "retriever"]:  # as in retriever_service/__main__.py
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
@@ -16,7 +16,7 @@ except ImportError as error:
     if (line := clash_of(error)) is None:
         raise
     sys.stderr.write(f"unspiral: {line}\n")
-    sys.exit(2)
+    sys.exit(LACKS)
 
 
 def main() -> None:

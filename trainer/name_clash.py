@@ -6,7 +6,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-PACKAGES = ("services", "trainer", "retriever_service")
+PACKAGES = ("services", "retriever_service")
+"""Another `trainer` is found before this is (`unspiral_command`)."""
+LACKS = 3
+"""Exit status: the environment lacks ours."""
 _OURS = Path(__file__).resolve().parents[1]
 
 
@@ -22,6 +25,6 @@ def clash_of(error: ImportError) -> str | None:
     if theirs is None:
         return None
     return (
-        f"{error.name} is looked for in {theirs}, which stands before Unspiral's own `{package}` in {_OURS}: "
-        "give that package another name, or take its folder out of PYTHONPATH"
+        f"Python finds {theirs} in place of Unspiral's own package `{package}`: name yours otherwise, or "
+        f"leave {theirs.parent} out of PYTHONPATH"
     )

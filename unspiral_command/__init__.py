@@ -1,25 +1,23 @@
-"""The command `unspiral` of an installation. It says in one line that a package of the user's stands in the
-place of one of Unspiral's, and so needs nothing of them itself."""
+"""The command `unspiral` of an installation. A package of the user's may stand in the place of `trainer`:
+this says so in one line, and so needs nothing of ours itself. Of the other two `trainer.name_clash` tells."""
 
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-OURS = ("services", "trainer", "retriever_service")
 LACKS = 3
 
 
 def main() -> None:
-    """The command line; ends with 3 where Python finds another package by the name of one of ours first."""
+    """The command line; ends with 3 where Python finds another `trainer` first."""
     try:
         from trainer.__main__ import main as run
     except ImportError as error:
-        name = (error.name or "").partition(".")[0]
-        place = place_of(name) if name in OURS else None
+        place = place_of("trainer") if (error.name or "").partition(".")[0] == "trainer" else None
         if place is None or place.parent == Path(__file__).resolve().parents[1]:
             raise  # of our own, which is told as it is
         print(
-            f"unspiral: Python finds {place} in place of Unspiral's own package `{name}`: name yours "
+            f"unspiral: Python finds {place} in place of Unspiral's own package `trainer`: name yours "
             f"otherwise, or leave {place.parent} out of PYTHONPATH",
             file=sys.stderr,
         )

@@ -23,10 +23,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.gpu.retriever import served
-from benchmarks.gpu.rollout import tokens_of
+from benchmarks.gpu.rollout import engine_seconds, tokens_of
 from benchmarks.gpu.watch import BusyShare
 from services.contracts import Question, TrajectoryRequest
 from services.rollout.pool.shares import of_one_worker
@@ -188,7 +186,7 @@ class _Process:
         if self.pipe in ready:
             try:
                 return self.pipe.recv()
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 self._process.join(10)
         why = f"ended with status {self._process.exitcode}" if ready else f"said nothing for {seconds:g} s"
         raise SystemExit(f"worker {self.index} {why}")
@@ -251,15 +249,11 @@ async def _answering(pipe: Connection, index: int, settings: RolloutSettings, mo
         while True:
             try:
                 share = await asyncio.to_thread(pipe.recv)
-            except EOFError:
+            except (EOFError, ConnectionResetError):  # the latter where it leaves an answer unread
                 return
             pipe.send(await run_share(worker, share))
     finally:
         await worker.close()
-
-
-def _engine_seconds(worker: RolloutWorker) -> float:
-    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in worker.engine_pids())
 
 
 async def run_share(worker: RolloutWorker, share: Share) -> Done:
@@ -271,7 +265,7 @@ async def run_share(worker: RolloutWorker, share: Share) -> Done:
     ended: list[tuple[float, int]] = []
     times = {"from": time.monotonic(), "until": 0.0}
     begun = searches = 0
-    processor, engines = time.process_time(), _engine_seconds(worker)
+    processor, engines = time.process_time(), engine_seconds(worker)
 
     async def one(i: int, question: Question) -> None:
         nonlocal begun, searches
@@ -293,7 +287,7 @@ async def run_share(worker: RolloutWorker, share: Share) -> Done:
         times["until"],
         searches,
         time.process_time() - processor,
-        _engine_seconds(worker) - engines,
+        engine_seconds(worker) - engines,
     )
 
 

@@ -171,6 +171,21 @@ def test_an_answer_that_breaks_off_is_asked_for_once_more_and_not_for_ever(opene
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
 
 
+def test_an_answer_that_the_page_cannot_read_is_told_and_not_asked_for_again(opened):
+    with served(StillAgent()) as running:
+        page, asked = opened(running.url), []
+        body = 'data: {"choices": [{"delta": {}}], "unspiral": {"finish": "answer"}}\n\n'
+
+        def unreadable(route):
+            asked.append(route.request.url)
+            route.fulfill(status=200, body=body)
+
+        page.route("**/v1/chat/completions", unreadable)
+        ask(page)
+        expect(page.locator("#state")).to_have_class("error")
+        assert len(asked) == 1
+
+
 def test_one_question_too_many_is_asked_again_when_there_is_room(opened):
     agent = SlowAgent()
     agent.loaded.set()

@@ -2,7 +2,9 @@
 found before anything starts."""
 
 import re
+import threading
 import time
+from pathlib import Path
 
 import pytest
 from places import ROOT
@@ -173,8 +175,7 @@ class Unmade(Counting):
 
 
 async def blocks(content, question):
-    time.sleep(2)
-    return "late"
+    time.sleep(60)
 
 
 def away(content, question):
@@ -196,7 +197,7 @@ def test_what_no_text_of_a_policy_mends_is_bad_and_a_service_that_is_away_is_not
 
 def test_the_limit_of_the_run_is_kept_and_named_where_the_doctor_waits_longer(monkeypatch):
     limit = doctor_calls.Limit("rollout.tool_timeout_seconds", 0.05)
-    for tool in (blocks, lambda content, question: time.sleep(1)):
+    for tool in (blocks, lambda content, question: time.sleep(60)):
         found = doctor_calls.check_tool("rollout.tools.t", "mine:tool", tool, QUESTION, limit)
         said = "rollout.tools.t: no result within rollout.tool_timeout_seconds=0.05"
         assert (found.level, found.advice) == ("bad", said)
@@ -325,3 +326,19 @@ def test_the_parts_of_a_configuration_are_called():
     levels = {found.what: found.level for found in check_parts(parse_config(RAW | own))}
     assert levels["retriever.index"] == levels["rollout.tools.t"] == "bad"
     assert levels["trainer.metrics"] == "good"
+
+
+def test_what_is_imported_for_a_trial_is_none_of_its_time(monkeypatch):
+    """The first import of transformers alone may take longer than the doctor waits for a call."""
+    within = []
+
+    def noted(returned):
+        return lambda *_: within.append(threading.current_thread().name) or returned
+
+    monkeypatch.setattr(doctor_calls.tokenizer, "load_tokenizer", noted("tokenizer"))
+    monkeypatch.setattr(doctor_calls.templates, "make_template", noted("template"))
+    monkeypatch.setattr(doctor_calls.template_trial, "try_template", noted([]))
+    config = parse_config(RAW)
+    found = doctor_calls.check_template("rollout.template", "mine:T", Path("m"), config, QUESTION)
+    trial = "doctor-trial"
+    assert found.level == "good" and within == [threading.current_thread().name, trial, trial]

@@ -12,17 +12,19 @@ from services.common.loading.own_packages import refuse_others_here
 
 COMMAND = """
 import sys
-sys.meta_path[:] = [f for f in sys.meta_path if "Editable" not in str(f)]  # which would give ours after all
-from unspiral_command import main
+# Of an editable install: it finds our modules within their package.
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in str(finder).lower()]
+from {module} import main
 main()
 """
+INSTALLED, MODULE = "unspiral_command", "trainer.__main__"
 
 
-def call(folder, *words):
-    """The installed command, with a folder before Unspiral's own on the path."""
+def call(folder, *words, by=INSTALLED):
+    """The command, with a folder before Unspiral's own on the path."""
     environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "PYTHONSAFEPATH": "1"}
-    argv = [sys.executable, "-c", COMMAND, *words]
-    return subprocess.run(argv, env=environment, cwd=folder, capture_output=True, text=True, timeout=120)
+    argv = [sys.executable, "-c", COMMAND.format(module=by), *words]
+    return subprocess.run(argv, env=environment, cwd=folder, capture_output=True, text=True, timeout=240)
 
 
 def package(folder, file):
@@ -33,11 +35,20 @@ def package(folder, file):
     return file.split("/")[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("file", ["trainer/__init__.py", "trainer.py", "services/__init__.py"])
-def test_the_command_names_the_users_package(tmp_path, file):
+@pytest.mark.parametrize(
+    ("by", "file"),
+    [
+        (INSTALLED, "trainer/__init__.py"),
+        (INSTALLED, "trainer.py"),
+        (INSTALLED, "services/__init__.py"),
+        (MODULE, "services/__init__.py"),
+        (MODULE, "retriever_service/__init__.py"),  # of a command that is loaded later
+    ],
+)
+def test_the_command_names_the_users_package(tmp_path, by, file):
     name = package(tmp_path, file)
     shown = tmp_path / (name if "/" in file else file)
-    done = call(tmp_path, "--version")
+    done = call(tmp_path, "index", "info", "x", by=by)
     assert (done.returncode, done.stdout, done.stderr) == (
         3,
         "",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -72,12 +74,15 @@ def test_each_number_of_workers_has_a_row_and_a_ratio():
 
 
 async def test_a_share_has_its_places_full_until_its_last_trajectory_begins():
+    gone = subprocess.Popen([sys.executable, "-c", ""])  # as a compiler that the engine called
+    gone.wait(60)
+
     class Worker:
         most = running = 0
         _engine = SimpleNamespace(reset_prefix_cache=lambda: asyncio.sleep(0))
 
         def engine_pids(self):
-            return []
+            return [gone.pid]
 
         async def rollout(self, request):
             self.running += 1
@@ -91,7 +96,7 @@ async def test_a_share_has_its_places_full_until_its_last_trajectory_begins():
     began = time.monotonic()
     said = await crowd.run_share(worker, crowd.Share("s", QUESTIONS, 2, 1.0))
     assert worker.most == 2 and said.searches == 10 and [tokens for _, tokens in said.ended] == [3] * 10
-    assert began <= said.full_from == pytest.approx(said.ended[1][0], abs=0.01)
+    assert began <= said.ended[1][0] <= said.full_from <= said.ended[2][0], "once two have ended"
     assert said.full_from <= said.full_until <= said.ended[-1][0]
 
 
@@ -110,7 +115,7 @@ def test_what_cannot_be_measured_is_said_first(monkeypatch, given, line):
 
 
 @pytest.mark.slow
-def test_two_workers_in_processes_of_their_own_are_measured_beside_one(tmp_path):
+def test_two_workers_in_processes_of_their_own_are_measured_together(tmp_path):
     texts = [f"cat{chr(97 + i % 26)} dog{chr(97 + i % 23)} bird{chr(97 + i % 19)}" for i in range(200)]
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(
@@ -119,12 +124,11 @@ def test_two_workers_in_processes_of_their_own_are_measured_beside_one(tmp_path)
     rows = [{"question": f"who is {text}?", "golden_answers": ["me"]} for text in texts[:40]]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     gpu_searcher.make_searcher("tiny", corpus, tmp_path / "m", thought=4, query=2, searches=1)
-    args = parsed("--in-flight", "8", "--times", "3", "--repeats", "1", "--workers", "1", "2")
+    args = parsed("--in-flight", "8", "--times", "3", "--repeats", "1", "--workers", "2")
     args.model, args.data, args.engine = str(tmp_path / "m"), tmp_path, "transformers"
     args.max_response_tokens, args.max_turns = 16, 1
     out = crowd.run(args)
-    assert list(out["rounds"]) == ["1 worker", "2 workers"] and list(out["ratio"]) == ["2 workers"]
-    for rows in out["rounds"].values():
-        (row,) = rows
-        assert row["tokens"] > 0 and row["tokens_per_s"] > 0 and row["us_per_token"] > 0
-    assert "ratio 2 workers by 1 worker" in crowd.table(out)
+    assert list(out["rounds"]) == ["2 workers"] and out["ratio"] == {}
+    (row,) = out["rounds"]["2 workers"]
+    assert row["tokens"] > 0 and row["tokens_per_s"] > 0 and row["us_per_token"] > 0
+    assert "2 workers tokens/s " in crowd.table(out)

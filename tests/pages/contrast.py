@@ -41,10 +41,14 @@ FAINT = """() => {
   return [...new Set(found)];
 }"""
 
+STILL = """() => document.getAnimations()
+    .filter((one) => Number.isFinite(one.effect.getComputedTiming().endTime))
+    .forEach((one) => one.finish())"""
+
 
 def faint(page: Page) -> list[str]:
     """Texts that are seen, with a contrast below 4.5 (3 where they are large)."""
     page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
-    page.wait_for_timeout(400)  # colours of chips fade in
+    page.evaluate(STILL)  # colours of chips fade in
     found: list[str] = page.evaluate(FAINT)
     return found

@@ -84,6 +84,15 @@ def test_so_do_the_pages_of_a_step_and_of_a_prompt(server, opened, path):
     expect(page.locator("#status")).to_have_class("status live")
 
 
+def test_a_failure_of_the_page_itself_is_told_and_not_tried_for_ever(server, opened):
+    def unreadable(page):
+        page.route("**/v1/runs", lambda route: route.fulfill(status=200, body="{}"))
+
+    page = opened(server.url, prepare=unreadable)
+    expect(page.locator("#status")).to_have_class("status lost")
+    expect(page.locator("#status")).to_have_text(re.compile(r"^this page failed \(.*\)$"))
+
+
 def test_a_stream_that_was_refused_is_opened_again(server, opened):
     post(server, "mine", 1)
     page = opened(server.url, prepare=refusing("**/v1/stream"))

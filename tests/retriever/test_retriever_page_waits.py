@@ -44,3 +44,20 @@ def test_a_query_waits_for_a_retriever_that_loads_or_is_away(browser, small_inde
         expect(notice).to_be_hidden()
         assert not errors
         page.close()
+
+
+def test_an_answer_that_the_page_cannot_read_is_told_and_not_asked_for_again(browser, small_index):
+    with serve_in_thread(ServerSettings(index=str(small_index), port=0)) as running:
+        page, asked = browser.new_page(), []
+
+        def unreadable(route):
+            asked.append(route.request.url)
+            route.fulfill(status=200, body="{}")
+
+        page.route("**/retrieve", unreadable)
+        page.goto(running.url)
+        page.get_by_label("Query").fill("lighthouse")
+        page.get_by_role("button", name="Search").click()
+        expect(page.locator("#state")).to_have_class("error")
+        assert len(asked) == 1
+        page.close()

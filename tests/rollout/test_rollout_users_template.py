@@ -175,18 +175,28 @@ class Brim(Good):
         return super().observation_ids(hits, budget * 2)
 
 
-def test_what_is_most_likely_meant_otherwise_is_noted():
-    settings = RolloutSettings(template=f"{__name__}:Good", max_obs_tokens=24)
-    # The words of the trial are none of this tokenizer's.
-    unread = "an observation of a passage of Rome holds no Rome"
-    good = try_template(make_template(settings.template, words(), settings), settings, QUESTION)
-    assert good in ([], [unread])
-    settings = RolloutSettings(template=f"{__name__}:Brim", max_obs_tokens=24)
-    notes = try_template(make_template(settings.template, words(), settings), settings, QUESTION)
-    assert notes[0].startswith("the prompt of another question is the same: 'where")
-    assert notes[-1] == (
-        "an observation of a long passage has 48 tokens, more than rollout.max_obs_tokens=24"
-    )
+class Unread(Good):
+    def documents(self, hits):
+        return "n1"
+
+
+@pytest.mark.parametrize(
+    ("name", "notes"),
+    [
+        ("Good", []),
+        ("Unread", ["an observation of a passage of Rome holds no Rome"]),
+        (
+            "Brim",
+            [
+                "the prompt of another question is the same: 'where'",
+                "an observation of a long passage has 48 tokens, more than rollout.max_obs_tokens=24",
+            ],
+        ),
+    ],
+)
+def test_what_is_most_likely_meant_otherwise_is_noted(name, notes):
+    settings = RolloutSettings(template=f"{__name__}:{name}", max_obs_tokens=24)
+    assert try_template(make_template(settings.template, words(), settings), settings, QUESTION) == notes
 
 
 @pytest.mark.parametrize("name", ["Listed", "Ending", "Misspelt"])

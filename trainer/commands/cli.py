@@ -20,7 +20,7 @@ from services.common.loading.extras import not_imported
 from services.common.loading.lazy import LazyModule
 from trainer.commands.lazy import Entry, lazy_app
 from trainer.commands.version import version_lines
-from trainer.name_clash import clash_of
+from trainer.name_clash import LACKS, clash_of
 from trainer.session.output import complain
 
 slips = LazyModule("trainer.commands.slips")  # it needs the configuration, which takes time
@@ -174,7 +174,7 @@ def line_of(error: Exception) -> tuple[str, int] | None:
     if explains(error):
         return str(error), getattr(error, "exit_code", 1)
     if isinstance(error, ImportError) and (line := clash_of(error)):
-        return line, 2
+        return line, LACKS
     if isinstance(error, ModuleNotFoundError):
         name = error.name or ""
         if name.split(".")[0] in ("trainer", "services", "retriever_service"):

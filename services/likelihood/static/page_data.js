@@ -59,7 +59,10 @@
       await U.press.over();
       return found;
     }
-    async ask(path) {
+    ask(path) {
+      return this.answer(path).catch((error) => { throw Object.assign(error, { asked: true }); });
+    }
+    async answer(path) {
       const answer = await fetch(path, { credentials: "same-origin" });
       const date = Date.parse(answer.headers.get("date"));
       if (date) this.ahead = Math.abs(date - Date.now()) < 2000 ? 0 : (date - Date.now()) / 1000;
@@ -172,8 +175,11 @@
     return true;
   };
 
-  // What went wrong with a request: what the service said, or that it said nothing.
-  U.refused = (error) => (error.status ? (typeof error.detail === "string" ? error.detail : `the service refused (${error.message})`) : `the service did not answer (${error.message})`);
+  // What went wrong: what the service said, that it said nothing, or that it was no request.
+  U.refused = (error) => {
+    if (error.status) return typeof error.detail === "string" ? error.detail : `the service refused (${error.message})`;
+    return `${error.asked ? "the service did not answer" : "this page failed"} (${error.message})`;
+  };
 
   // Milliseconds between two tries to reach a service.
   U.AGAIN = 2000;
@@ -184,8 +190,9 @@
       try {
         return await work();
       } catch (error) {
-        const passes = U.source.live && (!error.status || error.status === 429 || error.status >= 500);
+        const passes = U.source.live && error.asked && (!error.status || error.status === 429 || error.status >= 500);
         told(`${U.refused(error)}${passes ? "; trying again" : ""}`);
+        if (!error.asked) throw error; // of the page itself: trying again changes nothing
         if (!passes) return;
         await new Promise((go) => setTimeout(go, U.AGAIN));
       }

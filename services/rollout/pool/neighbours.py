@@ -26,8 +26,8 @@ class Neighbours:
 
     @asynccontextmanager
     async def one_at_a_time(self, member: Member, stages: dict[int, str]) -> AsyncIterator[None]:
-        """Held while the engine of a worker starts, of which `info` says where it is. stages: what the worker
-        of each slot waits for."""
+        """Held while the engine of a worker starts, of which `info` says where it is; the limits of those
+        before it bound the wait. stages: what the worker of each slot waits for."""
         if not (self._crowded and member.gpus):
             yield
             return

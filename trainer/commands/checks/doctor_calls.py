@@ -151,8 +151,8 @@ def check_loss(key: str, path: str, loss: Callable[..., Any], config: Config) ->
     answers."""
     if importlib.util.find_spec("torch") is None:
         return Finding(key, "good", f"{path}: loaded; not called, for want of torch")
-    where = f"{key}={path}"
-    gradient = tried(key, path, lambda: in_time(where, lambda: loss_trial.gradient(where, loss, config)))
+    where, trial = f"{key}={path}", loss_trial.gradient  # torch is imported outside of the call's time
+    gradient = tried(key, path, lambda: in_time(where, lambda: trial(where, loss, config)))
     if isinstance(gradient, Finding):
         return gradient
     advice = ""
@@ -167,10 +167,16 @@ def check_template(key: str, path: str, model: Path, config: Config, question: Q
     """Whether each method of a template of the user's own returns what a rollout takes. model: its folder."""
 
     def call() -> list[str]:
-        template = templates.make_template(path, tokenizer.load_tokenizer(model), config.rollout)
-        return template_trial.try_template(template, config.rollout, question)
+        # Outside of the call's time: the first import of transformers may take as long.
+        encodes, try_template = tokenizer.load_tokenizer(model), template_trial.try_template
 
-    notes = tried(key, path, lambda: in_time(f"{key}={path}", call))
+        def trial() -> list[str]:
+            template = templates.make_template(path, encodes, config.rollout)
+            return try_template(template, config.rollout, question)
+
+        return in_time(f"{key}={path}", trial)
+
+    notes = tried(key, path, call)
     if isinstance(notes, Finding):
         return notes
     seen = f"{path}: a prompt, observations, the notice, and the reading of actions"

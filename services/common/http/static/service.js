@@ -54,6 +54,8 @@
         signal.addEventListener("abort", () => { clearTimeout(end); fail(signal.reason); }, { once: true });
       });
     },
+    // As `fetch`; where nobody answers the error is `away`, which one of the page's own code is not.
+    reach: (...request) => fetch(...request).catch((error) => { throw Object.assign(error, { away: error.name === "TypeError" }); }),
     // Whether an answer of this status says that the same may be asked again later.
     passes: (status) => status === 429 || status === 502 || status === 503,
     // Seconds that a refusal asks its client to wait.
