@@ -155,11 +155,28 @@ def test_a_run_given_as_an_evaluation_is_called_a_run(run, place):
 CONFIG = "{model: {path: m}, data: {train: t, eval: corpus.jsonl}, retriever: {corpus: c}}"
 
 
-def test_a_misspelt_checkpoint_is_told_before_anything_heavy_is_loaded(tmp_path):
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["eval", "--config", "c.yaml", "--checkpoint", "bset"],
+            "checkpoint bset: no such folder; did you mean best?",
+        ),
+        (
+            ["train", "--config", "c.yaml", "run.name=used"],
+            "run.name: runs/used holds a run already; choose another run.name, or begin it anew (it has no "
+            "checkpoint) by --resume latest",
+        ),
+    ],
+    ids=["eval", "train"],
+)
+def test_a_misspelt_or_a_used_name_is_told_before_anything_heavy_is_loaded(tmp_path, words, says):
     (tmp_path / "c.yaml").write_text(CONFIG)
+    (tmp_path / "runs" / "used").mkdir(parents=True)
+    (tmp_path / "runs" / "used" / "metrics.jsonl").write_text('{"step": 1}\n')
     code = (
         "import sys\nfrom trainer.commands.cli import app\ntry:\n"
-        "    app(['eval', '--config', 'c.yaml', '--checkpoint', 'bset'], standalone_mode=False)\n"
+        f"    app({words}, standalone_mode=False)\n"
         "except Exception as error:\n    print(error)\n"
         "print(sorted({'torch', 'ray', 'vllm'} & set(sys.modules)))"
     )
@@ -167,9 +184,7 @@ def test_a_misspelt_checkpoint_is_told_before_anything_heavy_is_loaded(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment
     )
-    assert done.stdout.splitlines() == ["checkpoint bset: no such folder; did you mean best?", "[]"], (
-        done.stderr
-    )
+    assert done.stdout.splitlines() == [says, "[]"], done.stderr
 
 
 def test_a_configuration_or_a_page_given_as_data_is_told_by_its_ending(run, tmp_path):

@@ -56,5 +56,7 @@ def test_start_and_first_post_say_of_which_attempt_they_are(
     page = opened(browser, f"{url}/#runs={run}&tab=about")
     for name, said in zip(("started", "first post"), says, strict=True):
         expect(page.locator(f".run-facts tr[data-key='{name}'] td")).to_have_text(said)
+    counted = f"{attempt} (the first is 0)" if attempt else "0"
+    expect(page.locator(".run-facts tr[data-key='attempt'] td")).to_have_text(counted)
     assert page.errors == [] and page.foreign == []
     page.close()

@@ -26,7 +26,7 @@ def test_a_difference_has_the_axis_of_the_steps_of_both(tmp_path, browser):
         until(page, f"{AXIS} === '1,60'")
         page.get_by_label("Draw").select_option("short")
         until(page, f"{AXIS} === '1,5'")
-        expect(page.locator("#run-key li")).to_have_text(["long"])
+        expect(page.locator("#run-key li")).to_have_text(["long − short"])
         expect(page.locator("#timeline .axis span").last).to_have_text("step 60")
         page.get_by_label("Draw").select_option("")
         until(page, f"{AXIS} === '1,60'")

@@ -138,7 +138,8 @@ def test_the_colours_of_several_runs_are_told_at_the_top_and_stay(server, opened
     assert page.evaluate(PALETTE) == [before[0], before[2]]
     assert unquote(page.url).endswith("runs=one,three")
     page.get_by_role("checkbox", name="three").click()
-    expect(page.locator("#run-key")).to_be_hidden()  # of one run the lines have colours of their own
+    expect(key).to_have_text(["one"])  # named, as its row stands below the curves
+    expect(page.locator("#run-key .swatch")).to_have_count(0)  # its lines have colours of their own
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import httpx
 import pytest
 from chromium import CHROMIUM, browser, opened  # noqa: F401
 from places import DATA
+from playwright.sync_api import expect
 from redis_server import RedisServer
 
 from services.likelihood.exports.report import write_report
@@ -122,6 +124,33 @@ def test_a_group_stands_side_by_side_on_its_shared_beginning(browser, server):
     assert page.locator(".card").count() == 0 and page.errors == []
     page.get_by_role("link", name="next kept step").click()
     page.wait_for_url("**/steps/21**")
+    page.close()
+
+
+@pytest.mark.parametrize(("panel", "begins"), [("a", ""), ("b", "b")])
+def test_a_token_that_was_pressed_stands_in_the_address_and_is_found_by_it(browser, server, panel, begins):
+    page = opened(browser, f"{server.url}/runs/falls/steps/2")
+    page.wait_for_selector(".strip .t[data-at]")
+    uid = page.evaluate(
+        """(panel) => [...new Set([...document.querySelectorAll(".t[data-at]")]
+            .map((t) => t.closest("[data-uid]").dataset.uid))]["ab".indexOf(panel)]""",
+        panel,
+    )
+    token = page.locator(f"[data-uid='{uid}'] .t[data-at]").last
+    at = token.get_attribute("data-at")
+    token.click()
+    there = re.compile(rf"&at={begins}{re.escape(at)}$")
+    expect(page).to_have_url(there)
+    page.reload()
+    page.wait_for_selector(".strip .t.at")
+    marked = page.locator(".t.at")
+    assert marked.get_attribute("data-at") == at
+    assert marked.evaluate("(t) => t.closest('[data-uid]').dataset.uid") == uid
+    page.keyboard.press("ArrowLeft")
+    expect(page).not_to_have_url(there)
+    page.keyboard.press("Escape")
+    expect(page).not_to_have_url(re.compile("at="))
+    assert page.errors == []
     page.close()
 
 

@@ -34,6 +34,7 @@ from services.common.runs.paths import (
     BEST,
     CHECKPOINTS,
     LATEST,
+    METRICS,
     in_runs,
     is_run,
     near_run,
@@ -216,6 +217,18 @@ def latest(
             return path
         on_fault(path, problem)
     return None
+
+
+def refuse_used(run: Path) -> None:
+    """Raises UserError where a folder for a new run holds steps of one."""
+    metrics = run / METRICS
+    if metrics.exists() and metrics.stat().st_size:
+        way = (
+            "go on with it by" if latest(run, checksums=False) else "begin it anew (it has no checkpoint) by"
+        )
+        raise UserError(
+            f"run.name: {run} holds a run already; choose another run.name, or {way} --resume latest"
+        )
 
 
 def mark_best(run_dir: str | Path, checkpoint: Path | None) -> None:

@@ -185,11 +185,13 @@
       U.drawPin(this.loaded);
     },
 
-    // Whose the colours are, beside everything that has them.
+    // Whose the colours are, beside everything that has them. What is drawn alone is named, too, where there are others: its row
+    // stands below the curves, whose lines then have colours of their own.
     drawKey() {
-      const runs = this.loaded.length > 1 ? this.loaded.filter((run) => run.run !== this.view.minus) : [];
+      const runs = this.list.length > 1 ? this.selected : [];
+      const swatch = (run) => (runs.length > 1 ? node("span", { class: "swatch", style: `background:${run.colour}` }) : null);
       $("run-key").hidden = !runs.length;
-      U.redraw($("run-key"), ...runs.map((run) => node("li", { title: U.titleOf(run) }, node("span", { class: "swatch", style: `background:${run.colour}` }), node("span", {}, U.titleOf(run)))));
+      U.redraw($("run-key"), ...runs.map((run) => node("li", { title: U.titleOf(run) }, swatch(run), node("span", {}, U.titleOf(run)))));
     },
 
     drawCurves() {

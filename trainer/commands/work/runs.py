@@ -38,7 +38,7 @@ from trainer.config.schema import Config, load_config
 from trainer.data import models
 from trainer.data.relative_paths import looked_for, where_looked
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
-from trainer.learner.checkpoint import find, latest, named
+from trainer.learner.checkpoint import find, latest, named, refuse_used
 from trainer.learner.export import export_checkpoint
 from trainer.session.gpus import check_gpus_here
 from trainer.session.output import last_words, non_blocking
@@ -95,6 +95,7 @@ def train(
     try:
         with looked_for(config, settings), prints_aside(as_json):
             if resume is None and not allow_changed:  # a resumed run has its folder
+                refuse_used(settings.run_dir)  # before what takes seconds to load
                 named_files.check_named_files(settings)
             check_gpus_here(settings)
             summary = running.train(

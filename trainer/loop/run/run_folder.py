@@ -30,7 +30,7 @@ from services.common.runs.paths import CONFIG, EVENTS, LOCK, METRICS, SUMMARY, T
 from services.common.users_files import make_folder
 from services.contracts import Action, Trajectory
 from trainer.config.schema import Config, dump_config
-from trainer.learner.checkpoint import latest
+from trainer.learner.checkpoint import refuse_used
 from trainer.loop.run.held_folder import HeldFolder
 from trainer.loop.run.spans import spans_file, steps_with_spans
 from trainer.rewards.answers import final_answer
@@ -64,16 +64,8 @@ class RunFolder:
         self._made = not self.path.exists()
         make_folder(self.path, f"run.dir: {self.path}")
         self._take()
-        if not resume and self.metrics_path.exists() and self.metrics_path.stat().st_size:
-            way = (
-                "go on with it by"
-                if latest(self.path, checksums=False)
-                else "begin it anew (it has no checkpoint) by"
-            )
-            raise UserError(
-                f"run.name: {self.path} holds a run already; choose another run.name, or {way} "
-                "--resume latest"
-            )
+        if not resume:
+            refuse_used(self.path)
         keep_json_lines(self.path / EVENTS, lambda event: True)
         self.earlier_seconds = self._seconds_so_far()
         write_atomically(self.path / CONFIG, dump_config(self.config, secrets=False))

@@ -150,11 +150,13 @@
     }
     $("lane-panel").hidden = !lanes.length && !quiet.length && !waiting.size;
     // Those without a sign are folded: the curves below are what is looked at next.
-    const fold = node("details", { id: "quiet-lanes", open: $("quiet-lanes")?.open ?? false }, node("summary", {}, `${quiet.length}${lanes.length ? " more" : ""} saw no sign`), ...quiet);
+    // A lane is of one detector and one run.
+    const each = runs.length > 1 ? ` (each detector of each of ${runs.length} runs)` : "";
+    const fold = node("details", { id: "quiet-lanes", open: $("quiet-lanes")?.open ?? false }, node("summary", {}, `${quiet.length}${lanes.length ? " more" : ""} saw no sign${each}`), ...quiet);
     // They are not quiet: of such a rule no sign could have been seen.
     const count = [...waiting.values()].flat().length;
     const reasons = [...waiting].map(([why, rules]) => node("li", {}, node("strong", {}, why), ": ", ...rules.flatMap((one, i) => (i ? [", ", breakable(...one)] : [breakable(...one)]))));
-    const undecided = node("details", { id: "undecided-lanes", open: $("undecided-lanes")?.open ?? false }, node("summary", {}, `${count} ${over ? "did not have what they need" : "cannot judge yet"}`), node("ul", { class: "reasons" }, ...reasons));
+    const undecided = node("details", { id: "undecided-lanes", open: $("undecided-lanes")?.open ?? false }, node("summary", {}, `${count} ${over ? "did not have what they need" : "cannot judge yet"}${each}`), node("ul", { class: "reasons" }, ...reasons));
     U.redraw($("lanes"), ...lanes, quiet.length ? fold : null, count ? undecided : null);
     const missing = unread.length ? [node("li", { class: "unread" }, `not recorded: ${unread.join(", ")}`)] : [];
     const whose = runs.length > 1 ? runs.map((run) => node("li", {}, node("span", { class: "swatch", style: `background:${run.colour}` }), U.titleOf(run))) : [];

@@ -164,7 +164,9 @@
       const pressed = this.grid.querySelector("[aria-pressed=true]");
       if (pressed) this.grid.scrollLeft = pressed.offsetLeft - this.grid.offsetLeft; // on a phone the groups are one row
       this.drawWhy();
-      if (choice.at) this.go(a.uid, choice.at, Boolean(this.filters.rule));
+      const [, side, at] = /^(b?)(.*)$/.exec(choice.at || "");
+      const of = side ? this.view.b : a;
+      if (at && of) this.go(of.uid, at, Boolean(this.filters.rule));
       else this.bar.hidden = true;
     }
 
@@ -225,10 +227,15 @@
       this.panel.querySelector(".t.at")?.classList.remove("at");
       token.classList.add("at");
       this.fixed = token;
-      this.choice.at = token.dataset.at;
       this.choice.a = this.view.a.uid;
       this.choice.b = this.view.b?.uid;
-      if (token.closest("[data-uid]").dataset.uid !== this.choice.a) this.choice.at = null;
+      this.choice.at = `${token.closest("[data-uid]").dataset.uid === this.choice.a ? "" : "b"}${token.dataset.at}`;
+      this.tell();
+    }
+    // A browser takes few changes of the address a second: an arrow key that is held down makes more.
+    tell() {
+      clearTimeout(this.telling);
+      this.telling = setTimeout(() => this.on.changed?.(this), 200);
     }
     // To a token of a trajectory that is shown.
     go(uid, at, scroll = true) {
@@ -267,6 +274,8 @@
       } else if (e.key === "Escape") {
         this.panel.querySelector(".t.at")?.classList.remove("at");
         this.fixed = null;
+        this.choice.at = null;
+        this.tell();
         this.bar.hidden = true;
       } else return;
       e.preventDefault();

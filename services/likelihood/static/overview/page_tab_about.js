@@ -30,7 +30,7 @@
       ["last step", time(run.last_step_time)],
       ["ended", time(about.ended)],
       ["exit status", about.ended ? about.exit : null],
-      ["attempt", run.attempt],
+      ["attempt", run.attempt ? `${run.attempt} (the first is 0)` : run.attempt],
       ["steps", about.steps ? `${run.steps} of ${about.steps}` : run.steps],
       ["trajectories", run.trajectories],
     ];
