@@ -109,7 +109,7 @@ def test_where_nothing_could_be_compared_there_is_no_all_clear(run, tmp_path):
     status, out, err = run("data", "validate", str(mine), "--against", str(other))
     assert status == 2 and "questions are the same" not in out and err.count("\n") == 1
     assert err.startswith(
-        f"unspiral: {other}: none of its 2 rows could be compared, the first: {other}, line"
+        f"unspiral: --against {other}: none of its 2 rows could be compared, the first: {other}, line"
     )
     status, out, err = run("data", "validate", str(other), "--against", str(mine))
     assert status == 2 and "the same" not in out and "2 of 2 rows are malformed" in err

@@ -77,7 +77,7 @@ def test_against_an_empty_file_nothing_was_compared(run, tmp_path):
     status, _, err = run("data", "validate", str(file), "--against", str(tmp_path / "none.jsonl"))
     assert (status, err) == (
         2,
-        f"unspiral: {tmp_path / 'none.jsonl'}: empty; expected at least one question\n",
+        f"unspiral: --against {tmp_path / 'none.jsonl'}: empty; expected at least one question\n",
     )
 
 

@@ -35,7 +35,7 @@ def test_an_index_that_takes_no_additions_names_the_command_that_makes_it_one(ru
         assert status == 2 and "only bm25 indexes of packed postings" in err, err
         command = err.split("`")[1]
         assert command == (
-            f"unspiral index build '{corpora}/my corpus.csv' --out {corpora}/i --postings packed --overwrite "
+            f"unspiral index build '{corpora}/my corpus.csv' --out i --postings packed --overwrite "
             f"--skip-bad --text-key Story --id-key Nr{told}"
         )
         assert sorted(path.name for path in corpora.iterdir()) == ["i", "more.csv", "my corpus.csv"]
