@@ -247,7 +247,7 @@ def test_latest_without_a_run_or_a_checkpoint_says_so(run, runs, tmp_path, monke
 def test_a_misspelt_rule_and_a_misspelt_value_name_the_nearest(run, runs, tmp_path):
     (tmp_path / "rules.yaml").write_text("lag_natz: -0.1\n")
     _, _, err = run("monitor", "replay", "latest", "--rules", "rules.yaml")
-    assert err == "unspiral: rules.yaml: lag_natz: unknown key; did you mean lag_nats?\n"
+    assert err == "unspiral: --rules rules.yaml: lag_natz: unknown key; did you mean lag_nats?\n"
     (tmp_path / "c.yaml").write_text(
         "{model: {path: m}, data: {train: t.jsonl}, retriever: {corpus: c.jsonl}}"
     )

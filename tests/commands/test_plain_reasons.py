@@ -37,7 +37,7 @@ def test_so_are_rules(run, place):
     assert run("monitor", "replay", "metrics.jsonl", "--rules", "odd") == (
         2,
         "",
-        "unspiral: odd: cannot be read (no UTF-8 text: byte 3 is none of it)\n",
+        "unspiral: --rules odd: cannot be read (no UTF-8 text: byte 3 is none of it)\n",
     )
 
 
