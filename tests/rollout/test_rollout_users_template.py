@@ -145,7 +145,7 @@ MISTAKES = {
     "Listed": r"observation_ids: TypeError: `documents` returned a list; expected a text$",
     "First": "observation_ids: IndexError: list index out of range" + line_of("First", "hits[0]"),
     "Ending": r"observation_ids: it ends the program, by SystemExit\(3\)" + line_of("Ending", "exit(3)"),
-    "Pair": r"parse: returned a list; expected a ParsedAction\(kind, content\)$",
+    "Pair": r"parse: returned a tuple; expected a ParsedAction\(kind, content\)$",
     "OtherKind": "parse: returned an action of kind 'lookup'; expected search, answer, tool, invalid$",
     "OtherTool": "parse: returned a call of the tool 'calc'; rollout.tools has none$",
     "Notice": r"notice: returned text; expected an Observation\(token_ids, text\)$",
