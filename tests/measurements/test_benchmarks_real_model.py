@@ -190,7 +190,8 @@ def test_the_readme_claims_what_the_committed_runs_show():
         assert after < before
         assert (run["phase"] == "collapsed") == (run["llds.lambda"] == 0)
     assert "three of three paired runs of GRPO collapsed and none of three with LLDS did" in said
-    assert "exact match by greedy decoding was .29 before training, and .25, .27 and .25 after" in said
+    right = "by greedy decoding .29 of the answers were right before training, and .25, .27 and .25 after"
+    assert right in said
     ends = {
         run["seed"]: run["evaluations"]["after_greedy"]["overall"]["em"]
         for run in found
