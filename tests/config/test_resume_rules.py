@@ -90,6 +90,18 @@ def test_every_key_of_the_configuration_has_one_rule():
     assert sorted(keys) == sorted(leaf_keys()) and len(keys) == len(set(keys)) == len(RULES)
 
 
+@pytest.mark.parametrize("unknown", [("evaluation", "retriever"), ("evaluation",), ("tracking", "wandb")])
+def test_a_section_that_an_earlier_version_did_not_know_was_not_given(tmp_path, unknown):
+    config = parse_config(raw_of(tmp_path, **BEGAN))
+    before = identity_of(config, make_model(tmp_path / "model"))["settings"]
+    *sections, last = unknown
+    holder = before
+    for section in sections:
+        holder = holder[section]
+    holder.pop(last)
+    assert resume_rules._settings(before, config) == []
+
+
 def test_the_lists_in_the_docs_are_those_that_the_rules_make():
     assert resume_rules.table() in (ROOT / "docs" / "resume.md").read_text(encoding="utf-8")
 

@@ -413,15 +413,14 @@ def leaf_keys(model: type[BaseModel] = Config) -> list[str]:
     return [path for path in paths if not any(other.startswith(f"{path}.") for other in paths)]
 
 
-def default_of(key: str, *, section_given: bool = False) -> Any:
-    """The default of a dotted key as JSON has it; None where it has none, or its section is not there by
-    default and not given."""
+def default_of(key: str) -> Any:
+    """The default of a dotted key in its section, or of a section, as JSON has it; None where it has none."""
     *sections, name = key.split(".")
     model: type[BaseModel] = Config
     for section in sections:
         field = _field(model, section)
         held = section_of(field.annotation)
-        if held is None or (field.default is None and not section_given):
+        if held is None:
             return None
         model = held
     field = _field(model, name)

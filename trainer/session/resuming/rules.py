@@ -30,8 +30,6 @@ WORDS = {
     "on request": "refused, unless `--allow-changed KEY`",
     "refused": "refused",
 }
-_UNKNOWN = object()
-"""The value of a key that the version which wrote the checkpoint did not have."""
 
 
 @dataclass(frozen=True)
@@ -180,22 +178,20 @@ def _settings(before: dict[str, Any] | None, config: Config) -> list[Difference]
         if key in ("model.path", "data.train"):  # by content
             continue
         old, new = _value(before, key), _value(now, key)
-        if old is _UNKNOWN:
-            old = default_of(key, section_given=True)
         if old != new:
             found.append(Difference(key, _shown(old), _shown(new)))
     return found
 
 
 def _value(settings: dict[str, Any], key: str) -> Any:
-    """The value of a dotted key; None in a section that is not given."""
+    """The value of a dotted key; None in a section that is not given. What is not known has its default, a
+    section too."""
+    parts = key.split(".")
     value: Any = settings
-    for part in key.split("."):
+    for depth, part in enumerate(parts, 1):
         if value is None:
             return None
-        if part not in value:
-            return _UNKNOWN
-        value = value[part]
+        value = value[part] if part in value else default_of(".".join(parts[:depth]))
     return value
 
 
