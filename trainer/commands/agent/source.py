@@ -142,19 +142,19 @@ def check_own_parts(source: Named, place: str, *, given: bool) -> None:
     Raises UserError: of a part that the run's configuration names, with its key, and with the packages that
     are missing too."""
     rollout = source.config.rollout
+    is_function = is_import_path(place) and not Path(place).exists()
     try:
         template_class(rollout.template)
         load_tools(rollout.tools)
-        if not given and is_import_path(place) and not Path(place).exists():
+        if is_function and not given:
             load_search("retriever.index", place)
     except UserError as error:
         lacks = [not_installed(name) for name in ("torch", "transformers") if find_spec(name) is None]
         line = f"{error}; the key is of the configuration of {source.name}"
         raise UserError("; and ".join([line, *lacks[:1]])) from error
-    if is_import_path(place) and not Path(place).exists():
-        if given:
-            load_search("--retriever", place)
-    elif not is_http(place):
+    if is_function and given:
+        load_search("--retriever", place)
+    elif not is_function and not is_http(place):
         backends.check_settings(ServerSettings(index=place))
 
 
