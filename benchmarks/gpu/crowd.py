@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.retriever import served
-from benchmarks.gpu.rollout import engine_seconds, tokens_of
+from benchmarks.gpu.rollout import engine_seconds, rate_of, tokens_of
 from benchmarks.gpu.watch import BusyShare
 from services.contracts import Question, TrajectoryRequest
 from services.rollout.pool.shares import of_one_worker
@@ -125,11 +125,6 @@ def deal(questions: list[Question], n: int, places: int, name: str, temperature:
     return [
         Share(f"{name}-{k}", questions[k::n], places // n + (k < places % n), temperature) for k in range(n)
     ]
-
-
-def rate_of(row: dict[str, Any]) -> float:
-    """Tokens per second, while all places are taken where that was measured."""
-    return row.get("steady_tokens_per_s") or row["tokens_per_s"]
 
 
 def ratios(rounds: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
