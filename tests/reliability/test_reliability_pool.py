@@ -3,13 +3,11 @@ local Ray, real actors."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 
 import pytest
 import ray
+from fake_gpus import lines_of
 from places import PYTHONPATH
 from pool_world import difference, events_of, in_state, until
 from reliability_actors import BrokenWorker, DeadEngineWorker
@@ -120,16 +118,5 @@ async def seen():
     return sorted(s for s, _ in out)
 print("saw", asyncio.run(seen()))
 """
-    environment = os.environ | {
-        "PYTHONPATH": PYTHONPATH,
-        "OMP_NUM_THREADS": "1",
-    }
-    environment.pop("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", None)
-    for _ in range(3):  # Ray may lose a worker that starts on a busy machine; that is not asked here
-        done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=200
-        )
-        if done.returncode == 0:
-            break
-    said = [line for line in done.stdout.splitlines() if line.startswith("saw ")]  # Ray prints beside it
-    assert said == ["saw ['0', '1']"], (done.stdout, done.stderr)
+    said, written = lines_of(script, 200)
+    assert said == ["saw ['0', '1']"], written

@@ -2,14 +2,11 @@
 their engines start, and what is refused."""
 
 import asyncio
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 from bare_start import bare_start
-from places import PYTHONPATH
+from fake_gpus import lines_of
 from rollout_fakes import ScriptedWorker
 from scripted_pool import pool_of, until
 
@@ -352,13 +349,5 @@ async def seen():
     return first, room, again[0] == gone
 print("saw", asyncio.run(seen()))
 """
-    environment = os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
-    environment.pop("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", None)
-    for _ in range(3):  # Ray may lose a worker that starts on a busy machine; that is not asked here
-        done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=250
-        )
-        if done.returncode == 0:
-            break
-    said = [line for line in done.stdout.splitlines() if line.startswith("saw ")]  # Ray prints beside it
-    assert said == ["saw (['0', '0', '1', '1'], True, True)"], (done.stdout, done.stderr)
+    said, written = lines_of(script, 250)
+    assert said == ["saw (['0', '0', '1', '1'], True, True)"], written
