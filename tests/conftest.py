@@ -78,6 +78,16 @@ def deepspeed_knows_no_dead_process_group():
         sys.modules["deepspeed.comm.comm"].cdb = None
 
 
+@pytest.fixture
+def vllm_on_a_gpu(monkeypatch):
+    """vLLM takes this machine for one with a GPU. What changes vLLM as it is imported is imported before: it
+    asks vLLM where it runs, once, and other tests of this process need what it does on a CPU."""
+    importlib.import_module("services.rollout.engines.vllm_worker_extension")
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+
+
 @pytest.fixture(scope="module")
 def without_llvmlite():
     """vLLM's start scans the namespaces of all modules, and fails at an object of llvmlite's that answers to

@@ -35,7 +35,8 @@ sys.exit(launch.serve_forever(settings, lambda line: print(line, flush=True)))
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_store_is_closed_and_the_status_names_the_signal(tmp_path, number):
-    command = [sys.executable, "-c", SERVER, str(tmp_path / "x.db")]
+    store = tmp_path / "x.db"
+    command = [sys.executable, "-c", SERVER, str(store)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": os.getcwd()}
     ) as server:
@@ -45,8 +46,9 @@ def test_the_store_is_closed_and_the_status_names_the_signal(tmp_path, number):
             out, _ = server.communicate(timeout=60)
         finally:
             server.kill()
-    told = f"likelihood service: stopped by {signal.Signals(number).name}\n"
-    assert (out, server.returncode) == (f"closed\n{told}", 128 + number)
+    new = f"likelihood service: {store} is new and empty\n"
+    stopped = f"likelihood service: stopped by {signal.Signals(number).name}\n"
+    assert (out, server.returncode) == (f"{new}closed\n{stopped}", 128 + number)
 
 
 def answer_of(connection: socket.socket) -> bytes:

@@ -409,13 +409,11 @@ async def test_a_vllm_without_the_patched_name_fails_loudly(environment, monkeyp
         ("off", {"enforce_eager": True}),
     ],
 )
-async def test_on_a_gpu_vllm_is_prepared_and_sleeps_as_configured(monkeypatch, how, expected):
+async def test_on_a_gpu_vllm_is_prepared_and_sleeps_as_configured(vllm_on_a_gpu, how, expected):
     from vllm.config import CompilationConfig
-    from vllm.platforms import current_platform
 
     from services.rollout.engines.vllm_engine import _arguments
 
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
     given = _arguments(RolloutSettings(compile=how, share_gpus=True), "m", 0)
     assert {k: v for k, v in given.items() if k in ("enforce_eager", "compilation_config")} == expected
     assert (given["max_num_seqs"], given["max_num_batched_tokens"]) == (512, 8192), "by itself: 128, 2048"

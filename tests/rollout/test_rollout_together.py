@@ -164,12 +164,9 @@ def test_a_number_that_is_scaled_to_beyond_the_gpus_is_said_with_both():
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(("n", "share"), [(1, 0.6), (3, 0.2)])
-def test_the_workers_of_a_gpu_divide_its_memory(monkeypatch, n, share):
-    from vllm.platforms import current_platform
-
+def test_the_workers_of_a_gpu_divide_its_memory(vllm_on_a_gpu, n, share):
     from services.rollout.engines.vllm_engine import _arguments
 
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
     given = _arguments(of_one_worker(several(n)), "m", 0)
     assert given["gpu_memory_utilization"] == pytest.approx(share)
     fixed = _arguments(of_one_worker(several(n, kv_cache_gib=4)), "m", 0)
