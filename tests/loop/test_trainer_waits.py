@@ -136,10 +136,10 @@ def test_a_run_names_its_stage_and_a_paused_one_waits_for_nothing():
     )
     assert waits_of(driver) == "step 3: rollout: no rollout worker serves"
     before = progress_of(driver)
-    calls.waits_for, calls.returned = lambda: "reward.kind 'm:judge' on trajectory u7 (3 of 8)", 2
-    assert waits_of(driver) == "step 3: rollout: reward.kind 'm:judge' on trajectory u7 (3 of 8)"
-    assert progress_of(driver) != before
-    before = progress_of(driver)
+    judging = "reward.kind 'm:judge' on trajectory u7 for 4 s (3 of 8 done)"
+    calls.waits_for, calls.returned = lambda: judging, 2
+    assert waits_of(driver) == f"step 3: rollout: {judging}"
+    assert progress_of(driver) == before, "256 calls of a second each: the line tells how many are done"
     driver.on_learner.doing, driver.progress.doing = "update", "step 3: update"
     assert waits_of(driver) == "step 3: update" and progress_of(driver) != before
     driver.idle = True

@@ -86,6 +86,10 @@ class RewardSettings(Settings):
     timeout_seconds: float = Field(600.0, gt=0)
     """Longest time of one call of the reward function. Past it the run ends with an error that names function
     and trajectory."""
+    concurrency: int = Field(1, ge=1, le=1024)
+    """Calls of the reward function at a time, each in a thread of its own. 1: one after the other, once the
+    batch is sampled. More are for a function that waits for a service (docs/extend.md): it is called for each
+    trajectory as soon as that is sampled."""
 
     @field_validator("kind")
     @classmethod

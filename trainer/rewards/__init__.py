@@ -3,7 +3,9 @@ document."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from typing import Any
 from services.common.errors import UserError
 from services.common.loading.user_code import Call, calling, check_takes, find
 from services.common.printing.kinds import kind_of
+from services.common.processes.own_loop import awaited
 from services.contracts import Trajectory
 from services.likelihood.metrics.verdicts import BEST_REWARD
 from trainer.rewards.answers import (
@@ -100,8 +103,9 @@ def make_reward(kind: str) -> Reward:
     """The reward of `reward.kind`: a known one (docs/algorithms.md, "Scoring"), or the function at an import
     path `package.module:function`.
 
-    The path is looked for where Python looks, and in the current folder. Raises UserError; so does a user's
-    function where it fails or returns what is neither a number nor None.
+    The path is looked for where Python looks, and in the current folder. Of a function that is `async` each
+    call waits for the result. Raises UserError; so does a user's function where it fails or returns what is
+    neither a number nor None.
     """
     if kind in _KNOWN:
         return _KNOWN[kind]
@@ -113,7 +117,7 @@ def make_reward(kind: str) -> Reward:
         raise UserError(
             f"reward.kind {kind!r}: expected a function of one trajectory, found {type(found).__name__}"
         )
-    check_takes(f"reward.kind {kind!r}", "a function of one trajectory", found, Call(1))
+    check_takes(f"reward.kind {kind!r}", "a function of one trajectory", found, Call(1, awaited=True))
     return _UsersReward(kind, found)
 
 
@@ -129,7 +133,11 @@ class _UsersReward:
 
     def __call__(self, trajectory: Trajectory) -> float | None:
         with calling(f"reward.kind {self.kind!r}: on trajectory {trajectory.uid}"):
-            return _as_reward(self.function(trajectory))
+            try:
+                value = self.function(trajectory)
+                return _as_reward(awaited(value) if inspect.isawaitable(value) else value)
+            except asyncio.CancelledError as error:  # a task of the function's own: nobody has cancelled ours
+                raise RuntimeError("cancelled").with_traceback(error.__traceback__) from error
 
 
 def right_at(reward: Reward | None, setting: float | None) -> float:

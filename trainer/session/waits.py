@@ -81,11 +81,11 @@ def waits_of(driver: Driver) -> str:
 
 
 def progress_of(driver: Driver) -> tuple[Any, ...]:
-    """A value that changes whenever the run gets further."""
+    """A value that changes whenever the run gets further. Rewards that come in do not change it: where they
+    take long, a line says how many are there."""
     return (
         driver.system.pool.trajectories,
         driver.on_learner.returned,
-        driver.sampler.calls.returned,
         driver.progress.doing,
         driver.step,
         driver.attempt,

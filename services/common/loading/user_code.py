@@ -129,6 +129,8 @@ class Call:
     function: bool = True
     """Whether it must be a function (or an object that is called as one) that is not `async`. Otherwise a
     class will do too."""
+    awaited: bool = False
+    """Whether a function may be `async` all the same."""
 
 
 def check_takes(where: str, expected: str, found: Callable[..., Any], call: Call) -> None:
@@ -136,7 +138,7 @@ def check_takes(where: str, expected: str, found: Callable[..., Any], call: Call
     may have no signature, and passes. where, expected: of the error. Raises UserError."""
     if call.function and inspect.isclass(found):
         raise UserError(f"{where}: expected {expected}, found the class {found.__name__}")
-    if call.function and is_async(found):
+    if call.function and not call.awaited and is_async(found):
         raise UserError(f"{where}: is async; expected a plain one: {expected}")
     try:
         signature = inspect.signature(found)

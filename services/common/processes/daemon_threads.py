@@ -19,7 +19,8 @@ class DaemonThreads:
     def __init__(self, most: int, name: str) -> None:
         self.most = most
         self._name = name
-        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        """None: the end of one thread."""
         self._free = threading.Semaphore(0)
         self._starting = threading.Lock()
         self._count = 0
@@ -43,14 +44,21 @@ class DaemonThreads:
         future.add_done_callback(self._hanging.discard)
         return True
 
+    def close(self) -> None:
+        """For the last one that submits: each thread ends once its call has returned. Otherwise they wait for
+        calls as long as the process lives."""
+        with self._starting:
+            for _ in range(self._count):
+                self._calls.put(None)
+
     @property
     def hanging(self) -> int:
         """Calls that were given up and still hold their thread: Python cannot end it."""
         return len(self._hanging)
 
     def _work(self) -> None:
-        while True:
-            call, future = self._calls.get()
+        while (item := self._calls.get()) is not None:
+            call, future = item
             if future.set_running_or_notify_cancel():
                 try:
                     result = call()
@@ -59,5 +67,5 @@ class DaemonThreads:
                 else:
                     future.set_result(result)
                     del result
-            del call, future  # a thread that waits holds nothing of the last call
+            del item, call, future  # a thread that waits holds nothing of the last call
             self._free.release()

@@ -33,7 +33,8 @@ def check_reward(config: Config, reward: Reward) -> Finding:
     # Where the run waits no longer than the doctor does, its own limit is kept, and named.
     limit = config.reward.timeout_seconds
     key = "reward.timeout_seconds" if limit <= SECONDS else None
-    with closing(RewardCalls(reward, kind, min(limit, SECONDS), key=key)) as calls:
+    most = config.reward.concurrency
+    with closing(RewardCalls(reward, kind, min(limit, SECONDS), key=key, concurrency=most)) as calls:
         earned = tried("reward.kind", kind, lambda: asyncio.run(calls.of(trajectories)))
     if isinstance(earned, Finding):
         return earned

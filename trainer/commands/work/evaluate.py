@@ -27,6 +27,7 @@ from trainer.learner.export import export_checkpoint
 from trainer.learner.model.asked import unlike
 from trainer.learner.model.model_identity import weights_digest
 from trainer.loop.rollouts.held_out import evaluate, with_behaviour
+from trainer.loop.rollouts.scoring import calls_of
 from trainer.loop.run.progress import duration
 from trainer.loop.run.system import Serving
 from trainer.rewards import make_reward, right_at
@@ -76,13 +77,13 @@ def run_eval(
         reward = None
 
     settings = config.reward
-    calls = RewardCalls(reward, settings.kind, settings.timeout_seconds) if reward else None
+    calls = calls_of(reward, settings) if reward else None
 
     async def score(model: Path, scratch: Path | None = None) -> dict[str, Any]:
         async with served(config, model, scratch, say) as serving:
             say(f"scoring {counted(len(serving.eval_questions), 'question')}")
             answered = Answered(len(serving.eval_questions), say)
-            with told(say, answered.waits_for, lambda: answered.count):
+            with told(say, lambda: answered.waits_for(calls), lambda: answered.count):
                 scores, done = await evaluate(
                     serving.pool,
                     serving.eval_questions,
@@ -134,9 +135,11 @@ class Answered:
             left = (now - self._began) / self.count * (self._total - self.count)
             self._say(f"{self.count:,} of {self._total:,} answered, {duration(left)} left")
 
-    def waits_for(self) -> str:
-        """For the line that is due where no answer comes."""
-        what = "the rewards" if self.count == self._total else "an answer"
+    def waits_for(self, calls: RewardCalls | None = None) -> str:
+        """For the line that is due where no answer comes. calls: of the reward function."""
+        what = "an answer"
+        if self.count == self._total:
+            what = (calls.waits_for() if calls else "") or "the rewards"
         return f"{what}; {self.count:,} of {self._total:,} answered{busy()}"
 
 

@@ -13,6 +13,7 @@ from services.contracts import Question, Trajectory, TrajectoryRequest
 from services.likelihood.metrics.verdicts import is_right, known_rewards
 from services.rollout.pool.pool import RolloutPool
 from trainer.loop.rollouts.sampling import seed_of
+from trainer.loop.rollouts.scoring import sampled_and_scored
 from trainer.rewards import final_answer, make_reward
 from trainer.rewards.calls import RewardCalls
 
@@ -80,6 +81,10 @@ async def evaluate(
     for i, question in enumerate(questions):
         uid = f"eval-{tag}-{i:06d}"
         requests.append(TrajectoryRequest(uid, uid, question, seed_of(seed, uid), temperature, retriever_url))
-    trajectories = await pool.rollout(requests, on_done=on_done)
-    rewards = await calls.of(trajectories) if calls else [None] * len(trajectories)
+    rewards: Sequence[float | None]
+    if calls is None:
+        trajectories = await pool.rollout(requests, on_done=on_done)
+        rewards = [None] * len(trajectories)
+    else:
+        trajectories, rewards = await sampled_and_scored(pool, requests, calls, on_done)
     return await asyncio.to_thread(scores_of, trajectories, rewards, right_at), trajectories

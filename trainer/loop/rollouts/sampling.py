@@ -19,8 +19,8 @@ from services.rollout.pool.pool import RolloutPool
 from trainer.algorithms import overlong_penalty, zero_variance
 from trainer.config.schema import Config
 from trainer.data import PromptCursor
+from trainer.loop.rollouts.scoring import calls_of, sampled_and_scored
 from trainer.rewards import Reward, make_reward, right_at
-from trainer.rewards.calls import RewardCalls
 
 
 def seed_of(run_seed: int, uid: str) -> int:
@@ -82,7 +82,7 @@ class BatchSampler:
         self.cursor = cursor
         self.reward = reward
         self.exact = make_reward("em")
-        self.calls = RewardCalls(reward, config.reward.kind, config.reward.timeout_seconds)
+        self.calls = calls_of(reward, config.reward)
         self.right_at = right_at(reward, config.reward.right_at)
         self.right_said = (
             ":" not in config.reward.kind or config.reward.right_at is not None or hasattr(reward, "right_at")
@@ -124,9 +124,11 @@ class BatchSampler:
             # Of this batch, whatever is taken ahead for the next one before this one is trained on.
             cursor = self.cursor.state_dict()
             # Numbers go on from round to round: no uid is given twice.
-            fresh = await self.pool.rollout(self.requests(step, questions, first=asked), on_done=on_done)
+            requests = self.requests(step, questions, first=asked)
+            # The reward function alone says what is right.
+            fresh, earned = await sampled_and_scored(self.pool, requests, self.calls, on_done)
+            self.highest = max([self.highest, *filter(math.isfinite, earned)])
             asked += missing
-            earned = await self.earned(fresh)
             good = is_right(earned, self.right_at).tolist()
             # A penalty makes variance too: a group of equal answers of different lengths teaches something.
             values = [e - self.length_penalty(t) for e, t in zip(earned, fresh, strict=True)]
@@ -159,13 +161,6 @@ class BatchSampler:
             time.monotonic() - began,
             {"groups/resampled": float(resampled), "reward/missing": float((~np.isfinite(scores)).sum())},
         )
-
-    async def earned(self, trajectories: list[Trajectory]) -> list[float]:
-        """What the reward function gives each trajectory, beside the event loop: it alone says what is right.
-        NaN where it returned None."""
-        rewards = await self.calls.of(trajectories)
-        self.highest = max([self.highest, *filter(math.isfinite, rewards)])
-        return rewards
 
     def length_penalty(self, trajectory: Trajectory) -> float:
         """What DAPO takes off the reward for length, at least 0; 0 where that is off."""

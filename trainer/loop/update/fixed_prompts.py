@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,9 @@ async def _sampled(
     try:
         pool: Any = _OneWorker(worker)
         cursor = PromptCursor(questions, config.seed, shuffle=False)
-        return await BatchSampler(config, pool, cursor, make_reward(config.reward.kind)).sample(0)
+        sampler = BatchSampler(config, pool, cursor, make_reward(config.reward.kind))
+        with closing(sampler.calls):
+            return await sampler.sample(0)
     finally:
         await worker.close()
 

@@ -208,7 +208,7 @@ GROUPS = (
             "store.trajectory_groups",
             "store.trajectory_steps",
             "store.probe_trajectories",
-            "reward.timeout_seconds",
+            *_keys("reward", "timeout_seconds", "concurrency"),
             *_keys("tracking", "wandb", "tensorboard", "mlflow"),
             "control.enabled",
             "control.host",
