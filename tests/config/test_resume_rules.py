@@ -249,7 +249,8 @@ def test_a_run_keeps_what_it_is_in_each_checkpoint(tmp_path, monkeypatch):
     trained(made)
     identity = json.loads((latest(made.folder.path) / "state.json").read_text())["identity"]
     assert (
-        identity["settings"]["reward"] == {"kind": "em", "right_at": None, "timeout_seconds": 600.0}
+        identity["settings"]["reward"]
+        == {"kind": "em", "right_at": None, "timeout_seconds": 600.0, "concurrency": 1}
         and identity["settings"]["learner"]["lora"] is None
     )
     assert identity["model"]["config"] == {"model_type": "qwen3"}
