@@ -12,14 +12,17 @@ from contextlib import closing
 import numpy as np
 import pytest
 from places import ROOT
+from scripted_pool import member, pool_of, requests, trajectory
 from test_trainer_sampling import QUESTIONS, RAW, Pool, finished
 
 from services.common.errors import UserError
 from services.contracts import Action, Question, Trajectory
+from services.rollout.errors import WorkerLostError
 from trainer.config.schema import parse_config
 from trainer.data import PromptCursor
 from trainer.loop.rollouts.held_out import evaluate
 from trainer.loop.rollouts.sampling import BatchSampler
+from trainer.loop.rollouts.scoring import sampled_and_scored
 from trainer.rewards import make_reward
 from trainer.rewards.calls import RewardCalls
 
@@ -172,9 +175,9 @@ class Slow(Pool):
 
     async def rollout(self, requests, on_done=None):
         done = [finished(request) for request in requests]
-        for trajectory in reversed(done[1:]):
+        for one in reversed(done[1:]):
             if on_done:
-                on_done(trajectory)
+                on_done(one)
         try:
             while not self.go.is_set():
                 await asyncio.sleep(0.01)
@@ -250,6 +253,32 @@ def test_held_out_questions_ask_it_as_well():
         scoring = evaluate(pool, QUESTIONS[:4], tag="t", temperature=0.0, seed=0, calls=calls, right_at=1.0)
         scores, _ = asyncio.run(scoring)
     assert scores["overall"]["right"] == 0.25
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_of_a_real_pool_each_trajectory_is_scored_once_though_a_worker_is_lost(concurrency):
+    asked, cut = [], asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def dies(method, *args):
+        await cut.wait()
+        raise WorkerLostError("the node is gone")
+
+    async def samples(method, *args):
+        return trajectory(args[0])
+
+    def reward(one):
+        asked.append(one.uid)
+        loop.call_soon_threadsafe(cut.set)
+        return number(one) / 3
+
+    if concurrency == 1:
+        cut.set()  # no reward is asked for before all are sampled
+    with closing(RewardCalls(reward, "m:judge", 600.0, concurrency=concurrency)) as calls:
+        scoring = sampled_and_scored(pool_of(member(0, dies), member(1, samples)), requests(8), calls)
+        done, earned = await asyncio.wait_for(scoring, WAIT)
+    assert [t.uid for t in done] == [f"u{i}" for i in range(8)]
+    assert earned == [i / 3 for i in range(8)] and sorted(asked) == [t.uid for t in done]
 
 
 JUDGED = """
