@@ -68,10 +68,8 @@ def test_the_names_that_an_installed_unspiral_takes_are_told_alike_and_are_all()
     find = included["tool"]["setuptools"]["packages"]["find"]["include"]
     taken = {name.rstrip("*") for name in find}
     deploy = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    for page, words in (
-        (PAGE, r"an installed Unspiral takes\s([^(]+)\("),
-        (deploy, r"at the top level: ([^.]+)\."),
-    ):
+    told_by = {PAGE: r"an installed Unspiral takes\s([^(]+)\(", deploy: r"at the top level: ([^.]+)\."}
+    for page, words in told_by.items():
         (told,) = re.findall(words, page)
         assert set(re.findall(r"`(\w+)`", told)) == taken
     assert f"takes {['', 'one', 'two', 'three', 'four', 'five'][len(taken)]} names at the top level" in deploy
