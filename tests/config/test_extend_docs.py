@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 
 from command_line import run  # noqa: F401
 from places import ROOT
@@ -59,3 +60,16 @@ def test_lines_of_errors_on_the_page_are_those_that_are_printed(run, tmp_path, m
     monkeypatch.delenv("PYTHONPATH", raising=False)
     printed = run("train", "--config", demo, "reward.kind=my_project.reward:frugal")
     assert printed == (2, "", of_modules.replace("/home/me", str(elsewhere)) + "\n")
+
+
+def test_the_names_that_an_installed_unspiral_takes_are_told_alike_and_are_all():
+    """Of what the wheel holds; docs/deploy.md says what happens to a package of one of these names."""
+    included = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    find = included["tool"]["setuptools"]["packages"]["find"]["include"]
+    taken = {name.rstrip("*") for name in find}
+    deploy = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    told_by = {PAGE: r"an installed Unspiral takes\s([^(]+)\(", deploy: r"at the top level: ([^.]+)\."}
+    for page, words in told_by.items():
+        (told,) = re.findall(words, page)
+        assert set(re.findall(r"`(\w+)`", told)) == taken
+    assert f"takes {['', 'one', 'two', 'three', 'four', 'five'][len(taken)]} names at the top level" in deploy

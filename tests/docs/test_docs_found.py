@@ -110,6 +110,9 @@ def test_every_row_of_gpu_settings_says_whether_it_was_run():
         assert row.split("|")[-2].split()[0].rstrip(":,;") in ("run", "estimated"), row
     assert len(table.findall(section(text, "Placement") + "\n")) >= 1
     (by_size,) = table.findall(section(text, "Memory by model size") + "\n")
+    for size in ("1.5B", "3B", "7B"):
+        (row,) = [row for row in by_size.splitlines() if row.startswith(f"| {size}")]
+        assert row.rstrip(" |").endswith("with random weights"), row
     (seven,) = [row for row in by_size.splitlines() if row.startswith("| 7B")]
     assert "four ranks were not run" in seven
 

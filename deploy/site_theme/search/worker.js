@@ -7,13 +7,17 @@ const waiting = [];           // what was asked before the index was there
 let index = null;
 
 // What was measured comes after what is to be done.
-const EVIDENCE = /^(benchmarks|study|collapse_bench|monitor_evidence)\//;
+const EVIDENCE = /^(benchmarks|study|collapse_bench|monitor_evidence|evaluation_measured)\//;
 
 // What is often typed, in the words of these pages.
 const SAME = {
-  ckpt: ["checkpoint"], custom: ["own"], hf: ["huggingface"], hyperparameter: ["settings"], lr: ["rate"], multinode: ["nodes"],
-  nan: ["nonfinite"], tb: ["tensorboard"],
+  asynchronous: ["staleness"], async: ["staleness"], ckpt: ["checkpoint"], continue: ["resume"], custom: ["own"], hf: ["huggingface"], hyperparameter: ["settings"], lr: ["rate"], multinode: ["nodes"],
+  nan: ["nonfinite"], sft: ["supervised"], tb: ["tensorboard"],
 };
+// lunr leaves out words that say little, as `the`. These pages have parts of your own.
+const says = word => word === "own" || Boolean(lunr.stopWordFilter(word));
+const sayingWords = token => says(token.toString()) ? token : undefined;
+lunr.Pipeline.registerFunction(sayingWords, "sayingWords");
 const ways = word => [word, ...(SAME[word] || [])];
 
 // `eval/answers.jsonl` is found by its whole name and by each of its parts.
@@ -58,6 +62,8 @@ function build(docs) {
   entriesOf(docs);
   index = lunr(function () {
     this.tokenizer = tokens;
+    this.pipeline.before(lunr.stopWordFilter, sayingWords);
+    this.pipeline.remove(lunr.stopWordFilter);
     this.b(0.4);
     this.ref("location");
     this.field("title", {boost: 6});
@@ -78,7 +84,7 @@ function summary(text, asked) {
 
 // An entry with all words of a question stands before one with a rare word alone. The last word may be unfinished.
 function search(query) {
-  const asked = [...new Set(words(query))].filter(word => lunr.stopWordFilter(word));
+  const asked = [...new Set(words(query))].filter(says);
   if (!asked.length) return [];
   const last = asked[asked.length - 1];
   const found = index.query(terms => {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from retriever_service.index_folder.remarks import no_value_said, placed_said
 from services.common.counting import counted, malformed
-from services.common.errors import UserError
+from services.common.errors import EnvironmentLacks, UserError
 from services.settings import RetrieverSettings
 from trainer.commands.checks.findings import Finding, tried
 from trainer.config.schema import Config
@@ -21,6 +21,7 @@ from trainer.data.relative_paths import paths_of, where_looked
 from trainer.lab.demo import lab_name
 from trainer.session.preflight import corpora
 from trainer.session.preflight.retrievers import check_index, retrievers_of
+from trainer.session.preflight.room import check_disk
 
 LOOKED_AT = 300_000
 """Rows of a file that are read, which takes some ten seconds; the line says so where it has more."""
@@ -31,7 +32,7 @@ def check_files(path: Path, config: Config) -> Iterator[Finding]:
     they should be."""
     for key, value in paths_of(config).items():
         if key == "model.path":
-            yield from _model(path, value)
+            yield from _model(path, config, value)
         elif key.endswith(".index"):
             yield _index(path, key, value)
         elif value.startswith("lab:"):
@@ -46,8 +47,9 @@ def check_files(path: Path, config: Config) -> Iterator[Finding]:
             yield _corpus_of(key, searched)
 
 
-def _model(path: Path, value: str) -> Iterator[Finding]:
-    """A model that is no folder in the right form. One that a run fetches or makes is told of no further."""
+def _model(path: Path, config: Config, value: str) -> Iterator[Finding]:
+    """A model that is no folder in the right form, or whose checkpoints have no room. One that a run fetches
+    or makes is told of no further."""
     folder = Path(value).expanduser()
     if models.is_there(value) and not folder.exists():
         return
@@ -56,6 +58,11 @@ def _model(path: Path, value: str) -> Iterator[Finding]:
     except UserError as error:
         where = "" if folder.exists() else where_looked(path, [value])
         yield Finding("model.path", "bad", value, str(error).removeprefix(f"model.path {value}: ") + where)
+        return
+    try:
+        check_disk(config, folder)
+    except EnvironmentLacks as lack:
+        yield Finding("run.dir", "bad", config.run.dir, str(lack).removeprefix("run.dir: "))
 
 
 def _index(path: Path, key: str, value: str) -> Finding:

@@ -23,7 +23,7 @@ _A, _B, _BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer
 
 def add_adapters(hf: nn.Module, settings: LoRASettings) -> None:
     """Freeze the model and put adapters beside its linear layers. Raises EnvironmentLacks
-    without peft, UserError where `learner.lora.targets` names no layer of the model."""
+    without peft, UserError where `learner.lora.targets` names no layer of the model, or experts."""
     with needed_for("learner.lora", "lora"):
         from peft import LoraConfig, inject_adapter_in_model
 
@@ -36,6 +36,13 @@ def add_adapters(hf: nn.Module, settings: LoRASettings) -> None:
         raise UserError(
             f"learner.lora.targets={settings.targets}: no such linear layer in {type(hf).__name__}"
         ) from e
+    names = {name for name, _ in hf.named_parameters()}
+    if any(_B in name and name.replace(_B, f"{_BASE}weight") not in names for name in names):
+        raise UserError(
+            f"learner.lora.targets={settings.targets}: {type(hf).__name__} holds its experts in one tensor, "
+            "whose adapters cannot be merged; name the layers of its attention: "
+            "learner.lora.targets=[q_proj,k_proj,v_proj,o_proj]"
+        )
 
 
 def merged(weights: list[tuple[str, Tensor]], scale: float) -> Iterator[tuple[str, Tensor]]:

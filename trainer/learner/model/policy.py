@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_ROW = 4
+"""Tokens of a row that a packed model is tried with."""
+
+
 class FusedHead(nn.Module):
     """The output embedding, called on hidden states [N, D] and targets [N]: log-probs and entropies [N],
     logits in blocks only.
@@ -144,9 +148,18 @@ def load_policy(
     logging.disable_progress_bar()
     folder = check_model_folder(path)
     attention = packed_attention.register() if packed else "sdpa"
-    hf = AutoModelForCausalLM.from_pretrained(
-        str(folder), dtype=dtype, attn_implementation=attention, local_files_only=True
-    )
+    try:
+        hf = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=dtype, attn_implementation=attention, local_files_only=True
+        )
+    except ValueError as e:
+        if "attention implementation" not in str(e):
+            raise
+        raise UserError(
+            f"model.path: {str(e).split()[0]} has attention of its own, which the learner does not compute"
+        ) from e
+    if packed:
+        _check_packed(hf)
     return prepare_policy(PolicyModel, hf, temperature=temperature, chunk_tokens=chunk_tokens, **options)
 
 
@@ -185,6 +198,23 @@ def _switch_off_dropout(hf: nn.Module) -> None:
         for name in ("attention_dropout", "dropout"):  # functional dropout keeps its rate as a number
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
+
+
+@torch.no_grad()
+def _check_packed(hf: PreTrainedModel) -> None:
+    """Layers that carry a state from token to token (linear attention, convolutions) know nothing of packed
+    rows: each would silently begin with the state of the row before. Raises UserError: of two equal rows end
+    to end, the second gets other states than the first."""
+    ids, ends = torch.arange(_ROW).repeat(2)[None], torch.arange(0, 2 * _ROW + 1, _ROW, dtype=torch.int32)
+    states = hf.base_model(
+        input_ids=ids, position_ids=ids, segments=Segments(ends, _ROW), use_cache=False
+    ).last_hidden_state.float()
+    first, second = states[0, :_ROW], states[0, _ROW:]
+    if not torch.allclose(first, second, rtol=1e-2, atol=1e-2 * float(first.abs().max())):
+        raise UserError(
+            f"learner.packing=packed: {type(hf).__name__} has layers that do not know where a packed row "
+            "ends; set learner.packing=padded"
+        )
 
 
 @torch.no_grad()

@@ -28,23 +28,10 @@ def check_room(
     """
     import torch
 
+    check_disk(config, model, free=disk_free)
     parameters = parameter_count(model)
-    lora = config.learner.lora
-    trained = adapter_count(model, lora) if lora else parameters
-    frozen = parameters if lora else 0
-    folder = config.run_dir
-    while not folder.exists():
-        folder = folder.parent
-    disk_free = shutil.disk_usage(folder).free if disk_free is None else disk_free
-    kept = config.trainer.keep_checkpoints
-    best = config.trainer.keep_best
-    disk = 16 * trained * (kept + best + 1) + GIB // 4
-    if disk_free < disk:
-        raise EnvironmentLacks(
-            f"run.dir: {folder} has {disk_free / GIB:.1f} GiB free; {disk / GIB:.1f} GiB are needed for "
-            f"checkpoints of {trained / 1e6:.0f} M parameters: {kept} (trainer.keep_checkpoints), "
-            f"{'the best (trainer.keep_best), ' if best else ''}and the one that is being written"
-        )
+    trained = trained_count(config, model)
+    frozen = parameters if config.learner.lora else 0
     if torch.cuda.is_available() or os.environ.get(
         "RAY_ADDRESS"
     ):  # on a cluster, learner and workers have nodes of their own
@@ -58,4 +45,28 @@ def check_room(
             f"memory: {memory_free / GIB:.1f} GiB are free; about {memory / GIB:.1f} GiB are needed for "
             f"{parameters / 1e6:.0f} M parameters and "
             f"{workers} rollout workers (rollout.workers, rollout.kv_cache_gib)"
+        )
+
+
+def trained_count(config: Config, model: Path) -> int:
+    """Parameters that a run trains: all of the model, or its adapters."""
+    lora = config.learner.lora
+    return adapter_count(model, lora) if lora else parameter_count(model)
+
+
+def check_disk(config: Config, model: Path, *, free: int | None = None) -> None:
+    """Raises EnvironmentLacks if the checkpoints that a run keeps won't fit on its disk (`check_room`)."""
+    trained = trained_count(config, model)
+    folder = config.run_dir
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free if free is None else free
+    kept = config.trainer.keep_checkpoints
+    best = config.trainer.keep_best
+    disk = 16 * trained * (kept + best + 1) + GIB // 4
+    if free < disk:
+        raise EnvironmentLacks(
+            f"run.dir: {folder} has {free / GIB:.1f} GiB free; {disk / GIB:.1f} GiB are needed for "
+            f"checkpoints of {trained / 1e6:.0f} M parameters: {kept} (trainer.keep_checkpoints), "
+            f"{'the best (trainer.keep_best), ' if best else ''}and the one that is being written"
         )
