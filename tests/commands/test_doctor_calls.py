@@ -316,7 +316,8 @@ def taken(trajectories, rewards):
         (
             lambda trajectories, rewards: {},
             "note",
-            "mine:metric: no number for a right, a wrong and no answer as it should be where it counts",
+            "mine:metric: no number for a right, a wrong, no answer, and a right one after a search as it "
+            "should be where it counts calls of tools",
         ),
         (worded, "bad", "my/word: left out: expected a number, got 'many'; expected numbers by name"),
     ],
@@ -360,6 +361,7 @@ def test_what_is_imported_for_a_trial_is_none_of_its_time(monkeypatch):
         return lambda *_: within.append(threading.current_thread().name) or returned
 
     monkeypatch.setattr(doctor_calls.tokenizer, "load_tokenizer", noted("tokenizer"))
+    monkeypatch.setattr(doctor_calls.plain_text, "control_tokens", lambda tokenizer: {})
     monkeypatch.setattr(doctor_calls.templates, "make_template", noted("template"))
     monkeypatch.setattr(doctor_calls.template_trial, "try_template", noted([]))
     config = parse_config(RAW)
