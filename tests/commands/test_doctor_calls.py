@@ -187,6 +187,22 @@ def test_a_tool_is_called_with_a_text_that_it_does_not_expect(tool, level, says)
     assert found.level == level and says in f"{found.seen} {found.advice}"
 
 
+def misnamed(content, question):
+    return question.answer
+
+
+def unknown(content, question):
+    return contents  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("tool", "says"), [(misnamed, "did you mean golden_answers?"), (unknown, "NameError")]
+)
+def test_a_slip_in_a_tool_is_bad_whatever_a_policy_writes(tool, says):
+    found = doctor_calls.check_tool("rollout.tools.t", "mine:tool", tool, QUESTION)
+    assert found.level == "bad" and says in found.advice and "a policy writes" not in found.advice
+
+
 class Unmade(Counting):
     def __init__(self, question):
         self.answers = question.answers

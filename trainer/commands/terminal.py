@@ -26,8 +26,8 @@ def ending(words: str, result: Mapping[str, Any], as_json: bool) -> str:
 
 @contextmanager
 def prints_aside(as_json: bool) -> Iterator[None]:
-    """Inside, what parts of the user's own print goes to standard error where a program reads the result; what
-    programs print that they start, too."""
+    """Inside, what parts of the user's own print goes to standard error where a program reads the result;
+    what programs print that they start, too."""
     with ExitStack() as stack:
         if as_json:
             stack.enter_context(redirect_stdout(sys.stderr))

@@ -177,6 +177,16 @@ ENDS = (SystemExit, KeyboardInterrupt)
 """What ends a program where nothing catches it."""
 
 
+def is_slip(error: BaseException | None) -> bool:
+    """Whether it is a slip in the code, whatever that was given: a name that is nowhere, or that none of our
+    objects has."""
+    if isinstance(error, NameError | ImportError):
+        return True
+    return error is not None and bool(
+        lacks(error, OWN_PACKAGES) or (isinstance(error, TypeError) and misused(str(error)))
+    )
+
+
 def by_signal(error: BaseException) -> bool:
     """Whether one of ENDS may come from a signal, and not from the user's code. Handlers run in the main
     thread alone: ours raise KeyboardInterrupt there, as Python's own does, and Ray's SystemExit."""

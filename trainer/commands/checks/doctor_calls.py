@@ -19,7 +19,7 @@ from retriever_service.search.users_index import TRIAL, Search, call_search
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
-from services.common.loading.user_code import ENDS
+from services.common.loading.user_code import ENDS, is_slip
 from services.common.printing.harmless import in_one_line
 from services.common.processes.patience import Patience
 from services.contracts import Question
@@ -119,7 +119,8 @@ def check_tool(
     except UserError as error:
         if error.__cause__ is None:  # of its form or time, and not raised by the tool
             return Finding(key, "bad", path, str(error))
-        if str(error).startswith(f"{key}: {MADE_OF}") or isinstance(error.__cause__, ENDS):
+        made_of = str(error).startswith(f"{key}: {MADE_OF}")
+        if made_of or isinstance(error.__cause__, ENDS) or is_slip(error.__cause__):
             return Finding(key, "bad", path, str(error))  # whatever the policy writes
         advice = f"{error}: a policy writes anything, and a tool that raises ends the run; return a text"
         return Finding(key, "note", path, advice)
