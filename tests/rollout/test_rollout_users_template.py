@@ -74,6 +74,11 @@ class Ending(Good):
         sys.exit(3)
 
 
+class Undecoded(Good):
+    def decode(self, token_ids):
+        return [self.encode("x"), 1 / len(token_ids)]
+
+
 class Pair(Good):
     def parse(self, text):
         return "search", text
@@ -201,6 +206,13 @@ class Unread(Good):
 def test_what_is_most_likely_meant_otherwise_is_noted(name, notes):
     settings = RolloutSettings(template=f"{__name__}:{name}", max_obs_tokens=24)
     assert try_template(make_template(settings.template, words(), settings), settings, QUESTION) == notes
+
+
+def test_passages_are_spoken_of_where_there_may_be_some():
+    settings = RolloutSettings(template=f"{__name__}:Undecoded")
+    template = make_template(settings.template, words(), settings)
+    with pytest.raises(UserError, match=": decode: ZeroDivisionError: "):
+        template.decode([])
 
 
 class Plain(Good):

@@ -56,7 +56,7 @@ def _told(where: str, method: Callable[..., Any], check: Callable[[Any], Any]) -
 
     @wraps(method)
     def called(*given: Any) -> Any:
-        of = _of(given[0]) if given else ""
+        of = _of(where, given[0]) if given else ""
         with calling(f"{where}{of}", passes=(UserError,)):
             returned = method(*given)
         try:
@@ -67,13 +67,13 @@ def _told(where: str, method: Callable[..., Any], check: Callable[[Any], Any]) -
     return called
 
 
-def _of(given: Any) -> str:
+def _of(where: str, given: Any) -> str:
     """What a method was called with, as far as it helps to find a mistake."""
     if isinstance(given, Question):
         return f" of question {given.id}"
     if isinstance(given, str):
         return f" of {in_one_line(given, SHOWN)!r}"
-    return "" if not isinstance(given, list) or given else " with no passages"
+    return " with no passages" if where.endswith(": observation_ids") and not given else ""
 
 
 class _OtherForm(Exception):
