@@ -10,7 +10,8 @@ class Brief(TagTemplate):
     invalid = " Write <search> , a tool's tag or <answer> . "
 
     def prompt_ids(self, question):
-        return self.encode("Search with <search> , answer with <answer> : ", Outside(question.text))
+        calls = "".join(f"call <{name}> , " for name in self.tools)
+        return self.encode(f"Search with <search> , {calls}answer with <answer> : ", Outside(question.text))
 
     def documents(self, hits):
         return " ".join(hit.contents for hit in hits)

@@ -187,6 +187,22 @@ def test_a_tool_is_called_with_a_text_that_it_does_not_expect(tool, level, says)
     assert found.level == level and says in f"{found.seen} {found.advice}"
 
 
+def misnamed(content, question):
+    return question.answer
+
+
+def unknown(content, question):
+    return contents  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("tool", "says"), [(misnamed, "did you mean golden_answers?"), (unknown, "NameError")]
+)
+def test_a_slip_in_a_tool_is_bad_whatever_a_policy_writes(tool, says):
+    found = doctor_calls.check_tool("rollout.tools.t", "mine:tool", tool, QUESTION)
+    assert found.level == "bad" and says in found.advice and "a policy writes" not in found.advice
+
+
 class Unmade(Counting):
     def __init__(self, question):
         self.answers = question.answers
@@ -316,7 +332,8 @@ def taken(trajectories, rewards):
         (
             lambda trajectories, rewards: {},
             "note",
-            "mine:metric: no number for a right, a wrong and no answer as it should be where it counts",
+            "mine:metric: no number for a right, a wrong, no answer, and a right one after a search as it "
+            "should be where it counts calls of tools",
         ),
         (worded, "bad", "my/word: left out: expected a number, got 'many'; expected numbers by name"),
     ],
@@ -360,6 +377,7 @@ def test_what_is_imported_for_a_trial_is_none_of_its_time(monkeypatch):
         return lambda *_: within.append(threading.current_thread().name) or returned
 
     monkeypatch.setattr(doctor_calls.tokenizer, "load_tokenizer", noted("tokenizer"))
+    monkeypatch.setattr(doctor_calls.plain_text, "control_tokens", lambda tokenizer: {})
     monkeypatch.setattr(doctor_calls.templates, "make_template", noted("template"))
     monkeypatch.setattr(doctor_calls.template_trial, "try_template", noted([]))
     config = parse_config(RAW)

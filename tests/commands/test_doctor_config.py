@@ -32,7 +32,7 @@ def same(t):
     return 1.0
 
 def silent(t):
-    return None
+    em(t)
 
 def broken(t):
     return {}["score"]
@@ -45,6 +45,35 @@ def calc(content, question):
 
 class Own(LabTemplate):
     pass
+
+def away(t):
+    try:
+        raise ConnectionError("no judge")
+    except ConnectionError:
+        return None
+    return 1.0
+
+def inverted(t):
+    return 1 - em(t)
+
+def forgets(t):
+    if em(t):
+        return 1.0
+
+def loses(t):
+    if not em(t):
+        return 0.0
+
+def costly(t):
+    return em(t) - 0.25 * t.searches
+
+def counted(t):
+    return em(t) / t.search_count
+
+def within(t):
+    def score():
+        return 1.0
+    score()
 """
 
 
@@ -135,6 +164,23 @@ def test_a_part_that_is_not_there_is_bad_and_says_what_is(config, part, key):
         ("same", "note", "a wrong answer earns as much as counts as right (1)"),
         ("broken", "BAD", "on trajectory doctor-right: KeyError: 'score' ({}/doctors_parts.py, line 21)"),
         ("hangs", "BAD", "on trajectory doctor-right: no result within 0.5 s"),
+        ("silent", "BAD", "it returns nothing: no `return` in it has a value; is one missing?"),
+        ("within", "BAD", "it returns nothing: no `return` in it has a value; is one missing?"),
+        (
+            "inverted",
+            "note",
+            "a wrong answer and no answer earn more than a right answer, which is what a run would teach: "
+            "check the reward's sign, and what it compares",
+        ),
+        (
+            "forgets",
+            "note",
+            "it returned None or no finite number for a wrong answer and no answer: such trajectories are "
+            "left out of the training; is a `return` missing on that way? What earns nothing earns 0",
+        ),
+        ("loses", "note", "it returned None or no finite number for a right answer: such trajectories are"),
+        ("same", "note", "all three earn the same, and nothing is learned of rewards that are equal"),
+        ("counted", "BAD", "AttributeError: Trajectory has no `search_count`; it has: uid, group,"),
     ],
 )
 def test_the_reward_is_called_and_what_it_gives_or_raises_is_told(
@@ -147,9 +193,15 @@ def test_the_reward_is_called_and_what_it_gives_or_raises_is_told(
     assert says.format(tmp_path) in lines[lines.index(told) + 1]
 
 
-def test_a_reward_that_gives_nothing_is_told_and_is_no_fault(config, tmp_path):
+def test_what_a_search_costs_is_told(config):
+    _, lines = findings(config(reward="costly"))
+    end = "a right answer earns 1, a wrong one earns 0, none earns 0; a right one after a search earns 0.75"
+    assert line(lines, "reward.kind").endswith(end)
+
+
+def test_a_judge_that_is_away_is_told_and_is_no_fault(config, tmp_path):
     (tmp_path / "train.jsonl").unlink()
-    _, lines = findings(config(reward="silent"))
+    _, lines = findings(config(reward="away"))
     told = line(lines, "reward.kind")
     end = "a right answer is left out, a wrong one is left out, none is left out"
     assert told.startswith("note") and told.endswith(end)

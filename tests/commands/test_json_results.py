@@ -1,10 +1,12 @@
 """`--json` of commands that end with a result: the same facts as their words, for programs."""
 
 import json
+import subprocess
 
 import pytest
 from command_line import COMMANDS, fresh_folder, run, runs  # noqa: F401
 
+from trainer.commands.terminal import prints_aside
 from trainer.commands.work import runs as commands
 
 WITHOUT = {
@@ -91,3 +93,14 @@ def test_what_a_part_of_the_users_prints_is_no_part_of_the_json(run, tmp_path, m
     (row,) = [one for one in json.loads(out)["findings"] if one["what"] == "trainer.metrics"]
     assert (row["level"], row["seen"]) == ("good", "talkative:metric: my/n")
     assert err.splitlines() == ["loaded", "called"]
+
+
+def test_what_a_program_prints_that_a_part_of_the_users_starts_is_no_part_of_the_result(capfd):
+    with prints_aside(True):
+        subprocess.run(["echo", "from a program"], check=True)
+        print("from the part")
+    print("the result")
+    subprocess.run(["echo", "later"], check=True)
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["later", "the result"]
+    assert sorted(err.splitlines()) == ["from a program", "from the part"]

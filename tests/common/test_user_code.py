@@ -105,13 +105,13 @@ def test_a_part_of_a_wrong_kind_or_signature_is_refused_without_a_call(part, mod
     assert taken == TAKES[part]
 
 
-def test_the_refusal_shows_what_was_found_and_what_is_wrong_with_it(module):
+def test_the_refusal_shows_what_was_found_and_what_is_wrong_with_it(module, tmp_path):
     module("own_arity", "def two(trajectory, extra):\n    return 1\nclass Brief:\n    pass\n")
     with pytest.raises(UserError) as e:
         make_reward("own_arity:two")
     assert str(e.value) == (
         "reward.kind 'own_arity:two': expected a function of one trajectory, found two(trajectory, extra): "
-        "missing a required argument: 'extra'"
+        f"missing a required argument: 'extra' ({tmp_path}/own_arity.py, line 1)"
     )
     with pytest.raises(UserError, match=r"expected a function of one trajectory, found the class Brief$"):
         make_reward("own_arity:Brief")

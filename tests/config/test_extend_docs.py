@@ -50,7 +50,11 @@ def test_lines_of_errors_on_the_page_are_those_that_are_printed(run, tmp_path, m
         ("trainer.metrics=[my_project.metrics:querys]", of_names),
         ("reward.kind=my_project.reward:two", of_arguments),
     ):
-        assert run("train", "--config", demo, change) == (2, "", f"{line}\n")
+        assert run("train", "--config", demo, change) == (
+            2,
+            "",
+            f"{line}\n".replace("/home/me", str(tmp_path)),
+        )
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_project"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(tmp_path)])

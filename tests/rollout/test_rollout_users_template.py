@@ -6,18 +6,20 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rollout_fakes import Hit, ScriptedEngine, request, words
+from rollout_fakes import Hit, ScriptedEngine, chat_bpe, request, words
 
 from services.common.errors import UserError
-from services.contracts import Question
+from services.contracts import Observation, Question
 from services.rollout.worker.loop import run_trajectory
+from services.rollout.worker.plain_text import Outside, control_tokens
 from services.rollout.worker.templates import make_template
 from services.rollout.worker.templates.base import ParsedAction, TagTemplate
 from services.settings import RolloutSettings
-from trainer.session.preflight.template_trial import try_template
+from trainer.session.preflight.template_trial import try_template, untold
 
 QUESTION = Question("q1", "where is n1 ?", ("n21",), "made")
 
@@ -26,7 +28,7 @@ class Good(TagTemplate):
     head, tail, invalid = " <information> ", " </information> ", " <search> "
 
     def prompt_ids(self, question):
-        return self.encode(question.text)
+        return self.encode("<search> <answer> ", Outside(question.text))
 
     def documents(self, hits):
         return " ".join(hit.contents for hit in hits)
@@ -70,6 +72,11 @@ class First(Good):
 class Ending(Good):
     def documents(self, hits):
         sys.exit(3)
+
+
+class Undecoded(Good):
+    def decode(self, token_ids):
+        return [self.encode("x"), 1 / len(token_ids)]
 
 
 class Pair(Good):
@@ -136,6 +143,7 @@ def line_of(name, text):
 
 
 IDS = r"expected a list of token ids, 0 to \d+$"
+READ = "parse of '<search> Rome </search>': returned"
 MISTAKES = {
     "Misspelt": "prompt_ids of question q1: AttributeError: .*" + line_of("Misspelt", "txt"),
     "Text": f"prompt_ids of question q1: returned text; {IDS}",
@@ -143,11 +151,12 @@ MISTAKES = {
     "Empty": f"prompt_ids of question q1: returned an empty list; {IDS}",
     "Floats": f"prompt_ids of question q1: returned a list whose item 1 is a number; {IDS}",
     "Listed": r"observation_ids: TypeError: `documents` returned a list; expected a text$",
-    "First": "observation_ids: IndexError: list index out of range" + line_of("First", "hits[0]"),
+    "First": "observation_ids with no passages: IndexError: list index out of range"
+    + line_of("First", "hits[0]"),
     "Ending": r"observation_ids: it ends the program, by SystemExit\(3\)" + line_of("Ending", "exit(3)"),
-    "Pair": r"parse: returned a tuple; expected a ParsedAction\(kind, content\)$",
-    "OtherKind": "parse: returned an action of kind 'lookup'; expected search, answer, tool, invalid$",
-    "OtherTool": "parse: returned a call of the tool 'calc'; rollout.tools has none$",
+    "Pair": READ + r" a tuple; expected a ParsedAction\(kind, content\)$",
+    "OtherKind": READ + " an action of kind 'lookup'; expected search, answer, tool, invalid$",
+    "OtherTool": READ + " a call of the tool 'calc'; rollout.tools has none$",
     "Notice": r"notice: returned text; expected an Observation\(token_ids, text\)$",
     "Decoded": "decode: returned a list; expected a text$",
     "Headless": "cannot be made .*: TypeError: its `head` is nothing; expected a text$",
@@ -169,7 +178,7 @@ def test_a_mistake_in_a_template_is_one_line(name):
 
 class Brim(Good):
     def prompt_ids(self, question):
-        return self.encode("where")
+        return self.encode("where <search> <answer>")
 
     def observation_ids(self, hits, budget):
         return super().observation_ids(hits, budget * 2)
@@ -188,7 +197,7 @@ class Unread(Good):
         (
             "Brim",
             [
-                "the prompt of another question is the same: 'where'",
+                "the prompt of another question is the same: 'where <search> <answer>'",
                 "an observation of a long passage has 48 tokens, more than rollout.max_obs_tokens=24",
             ],
         ),
@@ -197,6 +206,78 @@ class Unread(Good):
 def test_what_is_most_likely_meant_otherwise_is_noted(name, notes):
     settings = RolloutSettings(template=f"{__name__}:{name}", max_obs_tokens=24)
     assert try_template(make_template(settings.template, words(), settings), settings, QUESTION) == notes
+
+
+def test_passages_are_spoken_of_where_there_may_be_some():
+    settings = RolloutSettings(template=f"{__name__}:Undecoded")
+    template = make_template(settings.template, words(), settings)
+    with pytest.raises(UserError, match=": decode: ZeroDivisionError: "):
+        template.decode([])
+
+
+class Plain(Good):
+    """Text from outside that is not marked."""
+
+    def prompt_ids(self, question):
+        return self.encode("<search> <answer>", question.text)
+
+    def observation_ids(self, hits, budget):
+        text = " ".join(hit.contents for hit in hits)
+        return Observation(self.encode(text)[:budget], text)
+
+    def result_ids(self, text, budget):
+        return Observation(self.encode(text)[:budget], text)
+
+
+class Told(Good):
+    def prompt_ids(self, question):
+        answers = Outside(" ".join(question.golden_answers))
+        return self.encode("<search> <answer> <desk>", Outside(question.text), answers)
+
+
+class Called(Good):
+    def prompt_ids(self, question):
+        return self.encode("Write <tool_call> </tool_call> or <think> : ", Outside(question.text))
+
+
+def noted(name, **more):
+    tokenizer = chat_bpe()
+    settings = RolloutSettings(template=f"{__name__}:{name}", **more)
+    template = make_template(settings.template, tokenizer, settings)
+    return try_template(template, settings, QUESTION, control_tokens(tokenizer))
+
+
+def test_control_tokens_that_come_from_outside_are_noted():
+    assert noted("Good") == []
+    assert noted("Plain", tools={"desk": "a:b"})[1:] == [
+        f"a {what} that holds <eos> puts this control token into the policy's text, and may end the turn: "
+        "mark text from outside, self.encode(..., Outside(text))"
+        for what in ("question", "passage", "tool's result")
+    ]
+
+
+def test_tags_that_the_prompt_does_not_name_and_golden_answers_are_noted():
+    why = (
+        ": a policy that was not trained with these tags writes what the prompt tells it; name them in "
+        "`prompt_ids`, or in the `prompt` of the questions"
+    )
+    assert noted("Good", tools={"desk": "a:b"}) == [f"the prompt does not name <desk>{why}"]
+    assert noted("Called") == [
+        "the prompt does not name <search>, <answer>; it has <tool_call>, which the template does not read"
+        + why
+    ]
+    told = ["the prompt depends on the golden answers, which a policy must not be shown"]
+    assert noted("Told", tools={"desk": "a:b"}) == told
+
+
+def test_a_template_of_ours_does_not_name_the_tools_of_the_user():
+    settings = RolloutSettings(tools={"desk": "a:b"})
+    template = make_template("search_r1", chat_bpe(), settings)
+    (note,) = untold(template, settings, QUESTION)
+    assert note.startswith("the prompt does not name <desk>: ")
+    named = replace(QUESTION, prompt="Search by <search> , ask by <desk> , end by <answer> : where is n1 ?")
+    assert untold(template, settings, named) == []
+    assert untold(template, RolloutSettings(), QUESTION) == []
 
 
 @pytest.mark.parametrize("name", ["Listed", "Ending", "Misspelt"])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from typing import Any
 
 
@@ -25,6 +26,27 @@ def ending(words: str, result: Mapping[str, Any], as_json: bool) -> str:
 
 @contextmanager
 def prints_aside(as_json: bool) -> Iterator[None]:
-    """Inside, what parts of the user's own print goes to standard error where a program reads the result."""
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+    """Inside, what parts of the user's own print goes to standard error where a program reads the result;
+    what programs print that they start, too."""
+    with ExitStack() as stack:
+        if as_json:
+            stack.enter_context(redirect_stdout(sys.stderr))
+            stack.enter_context(_file_aside())
         yield
+
+
+@contextmanager
+def _file_aside() -> Iterator[None]:
+    """Inside, the file of standard output is that of standard error."""
+    try:
+        kept = os.dup(1)
+    except OSError:  # it is closed
+        yield
+        return
+    try:
+        with suppress(OSError):
+            os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from services.common.errors import UserError
+from services.common.loading.what_it_has import called_otherwise, defined_at, lacks, misused
 from services.common.names import nearest
 
 _ROOT = Path(__file__).parents[3]
@@ -149,7 +150,7 @@ def check_takes(where: str, expected: str, found: Callable[..., Any], call: Call
     except TypeError as error:
         name = getattr(found, "__name__", type(found).__name__)
         has = f"{name}({', '.join(signature.parameters)})"
-        raise UserError(f"{where}: expected {expected}, found {has}: {error}") from None
+        raise UserError(f"{where}: expected {expected}, found {has}: {error}{defined_at(found)}") from None
 
 
 def is_async(found: Callable[..., Any]) -> bool:
@@ -178,6 +179,16 @@ ENDS = (SystemExit, KeyboardInterrupt)
 """What ends a program where nothing catches it."""
 
 
+def is_slip(error: BaseException | None) -> bool:
+    """Whether it is a slip in the code, whatever that was given: a name that is nowhere, or that none of our
+    objects has."""
+    if isinstance(error, NameError | ImportError):
+        return True
+    return error is not None and bool(
+        lacks(error, OWN_PACKAGES) or (isinstance(error, TypeError) and misused(str(error)))
+    )
+
+
 def by_signal(error: BaseException) -> bool:
     """Whether one of ENDS may come from a signal, and not from the user's code. Handlers run in the main
     thread alone: ours raise KeyboardInterrupt there, as Python's own does, and Ray's SystemExit."""
@@ -192,16 +203,21 @@ def told(error: BaseException) -> str:
     where the user's module is a library's, with its innermost line."""
     if isinstance(error, NoSuchName):
         return str(error)
-    message = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    message = " ".join((lacks(error, OWN_PACKAGES) or str(error)).split())
+    message = f"{type(error).__name__}: {message}".removesuffix(": ")
     if isinstance(error, SystemExit):
         message = f"it ends the program, by SystemExit({'' if error.code is None else repr(error.code)})"
     elif isinstance(error, ModuleNotFoundError):
         message += _taken(error.name or "")
+    elif isinstance(error, TypeError):
+        message += misused(message)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
     users = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
     # Of a user's part that is installed as a library; the machinery of threads and the like is no place.
     users = users or [f for f in frames if f.filename.startswith(_INSTALLED)]
-    return f"{message} ({users[-1].filename}, line {users[-1].lineno})" if users else message
+    if users:
+        return f"{message} ({users[-1].filename}, line {users[-1].lineno})"
+    return message + defined_at(called_otherwise(error))
 
 
 def _taken(module: str) -> str:
@@ -213,5 +229,6 @@ def _taken(module: str) -> str:
 
 
 def _is_ours(file: str) -> bool:
-    """Whether it is our own code, or Python's machinery of imports: no place in the user's code."""
-    return file.startswith(("<frozen", *_OURS)) or file == importlib.__file__
+    """Whether it is our own code, made by Python for it, or the machinery of imports: no place in the user's
+    code."""
+    return file.startswith(("<frozen", "<string>", *_OURS)) or file == importlib.__file__

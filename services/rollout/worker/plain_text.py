@@ -33,7 +33,7 @@ class TextEncoder:
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
-        self._control = _control_tokens(tokenizer)
+        self._control = control_tokens(tokenizer)
         longest_first = sorted(self._control.values(), key=len, reverse=True)
         names = "|".join(map(re.escape, longest_first)) or "(?!)"  # which never matches
         self._spelling = re.compile(f"(?=({names}))")
@@ -99,7 +99,7 @@ def put_before(tokenizer: Any) -> list[int]:
     return whole[: next(starts, 0)]
 
 
-def _control_tokens(tokenizer: Any) -> dict[int, str]:
+def control_tokens(tokenizer: Any) -> dict[int, str]:
     """Names of the tokens that control a model, by id."""
     added = {
         i: token.content

@@ -1,5 +1,5 @@
 """The doctor's trial call of a user's retriever, tool, metrics and loss, as a run calls them: one query, one
-question, three made trajectories, two rows of log-probs. What returns another form than a run takes is found
+question, four made trajectories, two rows of log-probs. What returns another form than a run takes is found
 before anything starts."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from retriever_service.search.users_index import TRIAL, Search, call_search
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
-from services.common.loading.user_code import ENDS
+from services.common.loading.user_code import ENDS, is_slip
 from services.common.printing.harmless import in_one_line
 from services.common.processes.patience import Patience
 from services.contracts import Question
@@ -30,11 +30,12 @@ from trainer.config.schema import Config
 from trainer.loop.records.users_metrics import RUNS_OWN, StepMetrics, UsersMetrics
 
 if TYPE_CHECKING:
-    from services.rollout.worker import templates, tokenizer
+    from services.rollout.worker import plain_text, templates, tokenizer
     from trainer.commands.checks import loss_trial
     from trainer.session.preflight import template_trial
 else:  # transformers and torch take seconds
     loss_trial = LazyModule("trainer.commands.checks.loss_trial")
+    plain_text = LazyModule("services.rollout.worker.plain_text")
     templates = LazyModule("services.rollout.worker.templates")
     template_trial = LazyModule("trainer.session.preflight.template_trial")
     tokenizer = LazyModule("services.rollout.worker.tokenizer")
@@ -42,6 +43,8 @@ else:  # transformers and torch take seconds
 T = TypeVar("T")
 SECONDS = 30.0
 """Longest wait for one call."""
+REWARDS = [1.0, 0.0, 0.0, 1.0]
+"""Of the made trajectories, for metrics."""
 SHOWN = 60
 """Characters of a question or an observation that are shown."""
 
@@ -116,7 +119,8 @@ def check_tool(
     except UserError as error:
         if error.__cause__ is None:  # of its form or time, and not raised by the tool
             return Finding(key, "bad", path, str(error))
-        if str(error).startswith(f"{key}: {MADE_OF}") or isinstance(error.__cause__, ENDS):
+        made_of = str(error).startswith(f"{key}: {MADE_OF}")
+        if made_of or isinstance(error.__cause__, ENDS) or is_slip(error.__cause__):
             return Finding(key, "bad", path, str(error))  # whatever the policy writes
         advice = f"{error}: a policy writes anything, and a tool that raises ends the run; return a text"
         return Finding(key, "note", path, advice)
@@ -126,12 +130,12 @@ def check_tool(
 
 
 def check_metrics(key: str, path: str, function: StepMetrics, config: Config, question: Question) -> Finding:
-    """The names of the numbers that it makes of a right answer, a wrong one, and none."""
+    """The names of the numbers that it makes of a right answer, a wrong one, none, and one after a search."""
     said: list[str] = []
     trajectories = made(question, config.rollout.reading)
     metrics = UsersMetrics({path: function}, said.append)
     where = f"{key}=[{path}]"
-    numbers = tried(key, path, lambda: in_time(where, lambda: metrics.of(trajectories, [1.0, 0.0, 0.0], {})))
+    numbers = tried(key, path, lambda: in_time(where, lambda: metrics.of(trajectories, REWARDS, {})))
     if isinstance(numbers, Finding):
         return numbers
     if said:
@@ -145,8 +149,9 @@ def check_metrics(key: str, path: str, function: StepMetrics, config: Config, qu
             "itself; give another, such as my/name",
         )
     if not numbers:
-        advice = "as it should be where it counts searches, of which these answers have none"
-        return Finding(key, "note", f"{path}: no number for a right, a wrong and no answer", advice)
+        advice = "as it should be where it counts calls of tools, of which these answers have none"
+        seen = f"{path}: no number for a right, a wrong, no answer, and a right one after a search"
+        return Finding(key, "note", seen, advice)
     return Finding(key, "good", f"{path}: {', '.join(numbers)}")
 
 
@@ -173,10 +178,11 @@ def check_template(key: str, path: str, model: Path, config: Config, question: Q
     def call() -> list[str]:
         # Outside of the call's time: the first import of transformers may take as long.
         encodes, try_template = tokenizer.load_tokenizer(model), template_trial.try_template
+        controls = plain_text.control_tokens(encodes)
 
         def trial() -> list[str]:
             template = templates.make_template(path, encodes, config.rollout)
-            return try_template(template, config.rollout, question)
+            return try_template(template, config.rollout, question, controls)
 
         return in_time(f"{key}={path}", trial)
 

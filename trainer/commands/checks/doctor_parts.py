@@ -28,10 +28,12 @@ from trainer.rewards import Reward
 from trainer.session.own_parts import parts_of
 
 if TYPE_CHECKING:
-    from services.rollout.worker import tokenizer
-    from trainer.session.preflight import prompts
+    from services.rollout.worker import templates, tokenizer
+    from trainer.session.preflight import prompts, template_trial
 else:  # transformers takes seconds
     prompts = LazyModule("trainer.session.preflight.prompts")
+    template_trial = LazyModule("trainer.session.preflight.template_trial")
+    templates = LazyModule("services.rollout.worker.templates")
     tokenizer = LazyModule("services.rollout.worker.tokenizer")
 
 PROMPTS = 100
@@ -86,21 +88,27 @@ def _prompts(config: Config, here: dict[str, bool]) -> Finding:
     made = tried("prompts", config.rollout.template, _prompts_made, config, folder)
     if isinstance(made, Finding):
         return made
-    return Finding("prompts", "good", f"made of the first {counted(made, 'question')}")
+    count, notes = made
+    seen = f"made of the first {counted(count, 'question')}"
+    return Finding("prompts", "note" if notes else "good", seen, "; ".join(notes))
 
 
 def _checked(folder: Path, config: Config) -> Path | Finding:
     return tried("model.path", config.model.path, models.check_folder, folder, config.model.path)
 
 
-def _prompts_made(config: Config, model: Path) -> int:
-    """How many. Raises UserError as a run's start does."""
+def _prompts_made(config: Config, model: Path) -> tuple[int, list[str]]:
+    """How many, and what they do not tell of the tools where the template comes with Unspiral. Raises
+    UserError as a run's start does."""
     train = config.data.train
     rows = islice(parsed(Path(train), keys=keys_of(config.data, train)), PROMPTS)
     questions = [item[1].question for item in rows if isinstance(item, tuple)]
     loaded = tokenizer.load_tokenizer(model)
     prompts.check_prompts("data.train", questions, loaded, config.rollout, trained=True)
-    return len(questions)
+    if is_import_path(config.rollout.template) or not config.rollout.tools or not questions:
+        return len(questions), []
+    template = templates.make_template(config.rollout.template, loaded, config.rollout)
+    return len(questions), template_trial.untold(template, config.rollout, questions[0])
 
 
 def _model_here(given: str) -> Path | None:

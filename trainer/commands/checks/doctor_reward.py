@@ -1,15 +1,21 @@
-"""The doctor's call of a user's reward, on made trajectories: a right answer, a wrong one, and none."""
+"""The doctor's call of a user's reward, on made trajectories: a right answer, a wrong one, none, and a right
+one after a search."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import inspect
 import math
+import textwrap
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from services.common.errors import UserError
-from services.contracts import Action, FinishReason, Question, Reading, Trajectory
+from services.contracts import Action, FinishReason, Observation, Question, Reading, Trajectory
 from trainer.commands.checks.findings import Finding, tried
 from trainer.config.schema import Config
 from trainer.data.named_columns import keys_of
@@ -22,6 +28,7 @@ SECONDS = 30.0
 MADE = Question("doctor", "In which country is Rome?", ("Italy",), "doctor")
 """Where there are no questions yet."""
 WRONG = "zzyzx"
+FOUND = "Rome\nRome is a town in Italy."
 LOOKED_AT = 100
 """Questions among which one with an answer is looked for."""
 
@@ -38,36 +45,104 @@ def check_reward(config: Config, reward: Reward) -> Finding:
         earned = tried("reward.kind", kind, lambda: asyncio.run(calls.of(trajectories)))
     if isinstance(earned, Finding):
         return earned
-    right, wrong, none = earned
+    right, wrong, none, searched = earned
     needed = right_at(reward, config.reward.right_at)
     seen = f"{kind}: a right answer {_earns(right)}, a wrong one {_earns(wrong)}, none {_earns(none)}"
-    advice = ""
-    if not math.isfinite(right):
-        advice = "the function returned None or no finite number; a service that it asks may be away"
-    elif right < needed:
-        advice = (
-            f"an answer counts as right from {needed:g} on, for metrics and LLDS; where yours earn less, set "
-            "the attribute right_at of the function, or reward.right_at"
-        )
-    elif math.isfinite(wrong) and wrong >= needed:
-        advice = f"a wrong answer earns as much as counts as right ({needed:g})"
+    if _earns(searched) != _earns(right):
+        seen += f"; a right one after a search {_earns(searched)}"
+    if not any(map(math.isfinite, earned)) and returns_nothing(reward):
+        advice = "it returns nothing: no `return` in it has a value; is one missing?"
+        return Finding("reward.kind", "bad", seen, advice)
+    advice = "; ".join(_notes(right, wrong, none, searched, needed))
     return Finding("reward.kind", "note" if advice else "good", seen, advice)
 
 
+def _notes(right: float, wrong: float, none: float, searched: float, needed: float) -> Iterator[str]:
+    """What is most likely meant otherwise, the gravest first."""
+    others = {"a wrong answer": wrong, "no answer": none}
+    if not any(map(math.isfinite, (right, wrong, none, searched))):
+        yield "the function returned None or no finite number; a service that it asks may be away"
+        return
+    asked = {"a right answer": right, **others}
+    if math.isfinite(right):
+        asked["a right one after a search"] = searched
+    if lost := [name for name, reward in asked.items() if not math.isfinite(reward)]:
+        yield (
+            f"it returned None or no finite number for {' and '.join(lost)}: such trajectories are left out "
+            "of the training; is a `return` missing on that way? What earns nothing earns 0"
+        )
+    if not math.isfinite(right):
+        return
+    if more := [name for name, reward in others.items() if math.isfinite(reward) and reward > right]:
+        yield (
+            f"{' and '.join(more)} {'earns' if len(more) == 1 else 'earn'} more than a right answer, which "
+            "is what a run would teach: check the reward's sign, and what it compares"
+        )
+        return
+    if right == wrong == none:
+        yield (
+            "all three earn the same, and nothing is learned of rewards that are equal: does it compare "
+            "trainer.rewards.final_answer(trajectory) with trajectory.question.golden_answers?"
+        )
+    elif right < needed:
+        yield (
+            f"an answer counts as right from {needed:g} on, for metrics and LLDS; where yours earn less, set "
+            "the attribute right_at of the function, or reward.right_at"
+        )
+    if math.isfinite(wrong) and wrong >= needed:
+        yield f"a wrong answer earns as much as counts as right ({needed:g})"
+
+
+def returns_nothing(function: Any) -> bool:
+    """Whether its source shows that it never returns a value; False where that cannot be seen."""
+    plain = inspect.unwrap(function)
+    if not inspect.isroutine(plain):
+        plain = type(plain).__call__
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(plain)))
+    except (TypeError, OSError, SyntaxError, ValueError):  # none in Python, or a part of a line
+        return False
+    defined = tree.body[0] if tree.body else None
+    return isinstance(defined, ast.FunctionDef) and not any(_gives_a_value(node) for node in defined.body)
+
+
+def _gives_a_value(node: ast.AST) -> bool:
+    """Whether a `return` with a value, or a `yield`, stands in it, functions and classes within left out."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+        return False
+    if isinstance(node, ast.Return):
+        nothing = node.value is None or (isinstance(node.value, ast.Constant) and node.value.value is None)
+        return not nothing
+    return isinstance(node, ast.Yield | ast.YieldFrom) or any(map(_gives_a_value, ast.iter_child_nodes(node)))
+
+
 def made(question: Question, reading: Reading) -> list[Trajectory]:
-    """Trajectories of one turn, without a search: with a golden answer, with another one, and with none."""
-    answers = {"right": question.golden_answers[0], "wrong": WRONG}
-    found = [
-        _trajectory(name, question, reading, Action([0], [-1.0], 0, "answer", f"<answer> {answer} </answer>"))
-        for name, answer in answers.items()
-    ]
+    """Trajectories with a golden answer, with another one, with none, and with a golden one after a search:
+    it has what a run's trajectories have."""
+
+    def answered(answer: str) -> Action:
+        return Action([0], [-1.0], 0, "answer", f"<answer> {answer} </answer>")
+
+    right, wrong = answered(question.golden_answers[0]), answered(WRONG)
     none = Action([0], [-1.0], 0, "invalid", "I do not know.")
-    return [*found, _trajectory("none", question, reading, none)]
+    search = Action([0], [-1.0], 0, "search", f"<search> {question.text} </search>", question.text)
+    search.document_ids, search.documents, search.search_seconds = ["doctor-0"], [FOUND], 0.01
+    shown = Observation([0], f"<information> {FOUND} </information>")
+    made_of: dict[str, list[Action | Observation]] = {
+        "right": [right],
+        "wrong": [wrong],
+        "none": [none],
+        "searched": [search, shown, right],
+    }
+    return [_trajectory(name, question, reading, segments) for name, segments in made_of.items()]
 
 
-def _trajectory(name: str, question: Question, reading: Reading, action: Action) -> Trajectory:
-    finish: FinishReason = "answer" if action.kind == "answer" else "turns"
-    return Trajectory(f"doctor-{name}", "doctor", question, [0], [action], finish, reading=reading)
+def _trajectory(
+    name: str, question: Question, reading: Reading, segments: list[Action | Observation]
+) -> Trajectory:
+    last = segments[-1]
+    finish: FinishReason = "answer" if isinstance(last, Action) and last.kind == "answer" else "turns"
+    return Trajectory(f"doctor-{name}", "doctor", question, [0], segments, finish, reading=reading)
 
 
 def first_question(config: Config) -> Question:

@@ -10,9 +10,13 @@ from typing import Any, get_args
 
 from services.common.errors import UserError
 from services.common.loading.user_code import calling
+from services.common.printing.harmless import in_one_line
 from services.common.printing.kinds import kind_of
 from services.contracts import ActionKind, Observation, Question
 from services.rollout.worker.templates.base import ParsedAction
+
+SHOWN = 60
+"""Characters of a text that an error shows."""
 
 
 class UsersTemplate:
@@ -48,11 +52,11 @@ class UsersTemplate:
 
 
 def _told(where: str, method: Callable[..., Any], check: Callable[[Any], Any]) -> Callable[..., Any]:
-    """The method, whose errors name it, and the question that it was given."""
+    """The method, whose errors name it, and the question, text or empty list that it was given."""
 
     @wraps(method)
     def called(*given: Any) -> Any:
-        of = f" of question {given[0].id}" if given and isinstance(given[0], Question) else ""
+        of = _of(where, given[0]) if given else ""
         with calling(f"{where}{of}", passes=(UserError,)):
             returned = method(*given)
         try:
@@ -61,6 +65,15 @@ def _told(where: str, method: Callable[..., Any], check: Callable[[Any], Any]) -
             raise UserError(f"{where}{of}: returned {other}") from None
 
     return called
+
+
+def _of(where: str, given: Any) -> str:
+    """What a method was called with, as far as it helps to find a mistake."""
+    if isinstance(given, Question):
+        return f" of question {given.id}"
+    if isinstance(given, str):
+        return f" of {in_one_line(given, SHOWN)!r}"
+    return " with no passages" if where.endswith(": observation_ids") and not given else ""
 
 
 class _OtherForm(Exception):
