@@ -31,26 +31,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
+
+from benchmarks.gpu.machine import machine, no_room
+from benchmarks.gpu.shapes import SHAPES, make_model
+from benchmarks.gpu.sync.actors import BenchRank, BenchWorker, WeightsOnlyRank
+from benchmarks.gpu.sync.agreeing import Look, agree, drift_of
+from benchmarks.gpu.sync.batches import random_batch, spread
+from benchmarks.gpu.sync.striking import Blow, failed, struck, until_broken
+from benchmarks.gpu.sync.turns import turn
+from benchmarks.gpu.sync.world import World, say
+from services.local_ray import start_local_ray, stop_local_ray
+from services.rollout.pool import placement
+from services.worker_state import WorkerState
 
 ROOT = Path(__file__).resolve().parents[1]
-os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-sys.path.insert(0, str(ROOT))
-
-import ray  # noqa: E402
-
-from benchmarks.gpu.machine import machine, no_room  # noqa: E402
-from benchmarks.gpu.shapes import SHAPES, make_model  # noqa: E402
-from benchmarks.gpu.sync.actors import BenchRank, BenchWorker, WeightsOnlyRank  # noqa: E402
-from benchmarks.gpu.sync.agreeing import Look, agree, drift_of  # noqa: E402
-from benchmarks.gpu.sync.batches import random_batch, spread  # noqa: E402
-from benchmarks.gpu.sync.striking import Blow, failed, struck, until_broken  # noqa: E402
-from benchmarks.gpu.sync.turns import turn  # noqa: E402
-from benchmarks.gpu.sync.world import World, say  # noqa: E402
-from services.local_ray import start_local_ray, stop_local_ray  # noqa: E402
-from services.rollout.pool import placement  # noqa: E402
-from services.worker_state import WorkerState  # noqa: E402
-
 WEIGHTS_ONLY = ("7b",)
 PARAMETERS_GB = {"tiny": 0.1, "0.5b": 1, "1.5b": 3.1, "3b": 6.2, "7b": 15.3}
 """Size of a model in bfloat16."""
@@ -294,7 +289,9 @@ def main() -> int:
     if lacks := no_room("gpu_sync"):
         return lacks
     faulthandler.dump_traceback_later(options.limit + 45, exit=True)
-
+    # What Ray's processes get: this one has read neither.
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     start_local_ray(
         include_dashboard=False,
         log_to_driver=False,

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 from hypothesis import settings
+from process_state import as_it_was
 
 # Two processes test at the same time: with a thread a core each would wait for the other's, and take twice as
 # long. It is read when PyTorch is imported, and is what rollout workers and learners get in a run.
@@ -61,6 +62,12 @@ def files(tmp_path_factory):
     from end_to_end import laboratory
 
     return laboratory(tmp_path_factory.mktemp("laboratory"))
+
+
+@pytest.fixture(autouse=True)
+def process_as_it_was(tmp_path_factory):
+    with as_it_was(tmp_path_factory.getbasetemp()):
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

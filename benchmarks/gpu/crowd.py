@@ -5,8 +5,7 @@ For each number of --workers the engines start one after the other, divide the m
 --in-flight, and run --repeats rounds; then they end, and the next number follows. A number may come twice
 (1 4 1), to see what the host did meanwhile. In a round every worker has its share of the questions, and
 begins a new trajectory whenever one ends. `steady` is the rate of all workers together while all places of
-all of them are taken, and have been long enough that each worker has ended as many trajectories as it has
-places.
+all of them are taken, counted as by `rollout`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.retriever import served
-from benchmarks.gpu.rollout import engine_seconds, rate_of, tokens_of
+from benchmarks.gpu.rollout import engine_seconds, rate_of
+from benchmarks.gpu.steady import Life, Steady, Window, rate_within
 from benchmarks.gpu.watch import BusyShare
 from services.contracts import Question, TrajectoryRequest
 from services.rollout.pool.shares import of_one_worker
@@ -50,13 +50,11 @@ class Share:
 
 @dataclass(frozen=True)
 class Done:
-    """What a worker says of its part. Times are of the host's monotonic clock, which its processes share."""
+    """What a worker says of its part."""
 
-    ended: list[tuple[float, int]]
-    """Of each trajectory when it ended, and its tokens."""
-    full_from: float
-    full_until: float
-    """From the end of as many trajectories as there are places until the last one begins."""
+    lives: list[Life]
+    window: Window | None
+    """In which all its places were taken."""
     searches: int
     processor: float
     """Seconds of processor time of the worker's own process."""
@@ -143,22 +141,19 @@ def _round(workers: list[_Process], shares: list[Share]) -> dict[str, Any]:
 
 def numbers(done: list[Done], began: float) -> dict[str, Any]:
     """A round of all workers together, which began at that moment."""
-    ended = [trajectory for worker in done for trajectory in worker.ended]
-    tokens = sum(t for _, t in ended)
-    seconds = max(at for at, _ in ended) - began
+    lives = [life for worker in done for life in worker.lives]
+    tokens = sum(life.tokens for life in lives)
+    seconds = max(life.ended for life in lives) - began
     out = {
         "seconds": seconds,
         "tokens": tokens,
         "tokens_per_s": tokens / seconds,
-        "searches": sum(d.searches for d in done) / len(ended),
+        "searches": sum(d.searches for d in done) / len(lives),
         "us_per_token": sum(d.processor for d in done) / tokens * 1e6,
         "engine_us_per_token": sum(d.engine for d in done) / tokens * 1e6,
     }
-    since, until = max(d.full_from for d in done), min(d.full_until for d in done)
-    if until > since:
-        written = sum(t for at, t in ended if since < at <= until)
-        out |= {"steady_seconds": until - since, "steady_tokens_per_s": written / (until - since)}
-    return out
+    rate = rate_within(lives, [d.window for d in done])
+    return out if rate is None else out | {"steady_tokens_per_s": rate}
 
 
 # -- processes
@@ -256,31 +251,20 @@ async def run_share(worker: RolloutWorker, share: Share) -> Done:
     engine = worker._engine
     assert engine is not None
     await engine.reset_prefix_cache()
-    free = asyncio.Semaphore(share.places)
-    ended: list[tuple[float, int]] = []
-    times = {"from": time.monotonic(), "until": 0.0}
-    begun = searches = 0
+    steady = Steady(len(share.questions), share.places)
     processor, engines = time.process_time(), engine_seconds(worker)
-
-    async def one(i: int, question: Question) -> None:
-        nonlocal begun, searches
-        async with free:
-            begun += 1
-            if begun == len(share.questions):
-                times["until"] = time.monotonic()
-            uid = f"{share.name}-{i}"
-            done = await worker.rollout(TrajectoryRequest(uid, uid, question, i, share.temperature))
-            ended.append((time.monotonic(), tokens_of(done)))
-            searches += sum(action.kind == "search" for action in done.actions)
-            if len(ended) == share.places:
-                times["from"] = time.monotonic()
-
-    await asyncio.gather(*(one(i, question) for i, question in enumerate(share.questions)))
+    uids = [f"{share.name}-{i}" for i in range(len(share.questions))]
+    done = await steady.run(
+        worker,
+        [
+            TrajectoryRequest(uid, uid, question, i, share.temperature)
+            for i, (uid, question) in enumerate(zip(uids, share.questions, strict=True))
+        ],
+    )
     return Done(
-        ended,
-        times["from"],
-        times["until"],
-        searches,
+        steady.lives,
+        steady.window,
+        sum(action.kind == "search" for trajectory in done for action in trajectory.actions),
         time.process_time() - processor,
         engine_seconds(worker) - engines,
     )

@@ -176,6 +176,7 @@ VARIANTS: dict[str, tuple[type[RandomRank], dict[str, Any]]] = {
 
 def run(args: Any) -> dict[str, Any]:
     """Each variant in turn; a variant that fails is reported, and the others go on."""
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     vocabulary = 256 if args.shape == "tiny" else 151936
     hf_config = qwen2_config(
         args.shape, vocab_size=vocabulary, max_position_embeddings=32768, tie_word_embeddings=True
@@ -250,7 +251,6 @@ def arguments(parser: Any) -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=420.0, help="start no variant after so long")
     parser.add_argument("--variants", nargs="*", choices=list(VARIANTS))
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
 
 
 def table(out: dict[str, Any]) -> str:

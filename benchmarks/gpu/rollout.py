@@ -30,8 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.retriever import served
+from benchmarks.gpu.steady import Steady, tokens_of
 from benchmarks.gpu.watch import BusyShare, Profile, busiest, seconds_of
-from services.contracts import Question, Trajectory, TrajectoryRequest
+from services.contracts import Question, TrajectoryRequest
 from services.rollout.engines import vllm_engine
 from services.rollout.worker.worker import RolloutWorker
 from services.settings import RolloutSettings
@@ -249,7 +250,7 @@ async def _round(
         TrajectoryRequest(f"{way}-{repeat}-{i}", f"g{i}", q, i, temperature) for i, q in enumerate(questions)
     ]
     await worker._engine.reset_prefix_cache()
-    steady = Steady(len(batch), places or len(batch))
+    steady = Steady(len(batch), places or len(batch), BusyShare())
     with BusyShare() as busy:
         started, processor, engine = time.perf_counter(), time.process_time(), engine_seconds(worker)
         if way == "barrier":
@@ -273,53 +274,6 @@ async def _round(
         "busy": busy.mean,
         **steady.numbers(),
     }
-
-
-def tokens_of(trajectory: Trajectory) -> int:
-    return sum(len(a.token_ids) for a in trajectory.actions)
-
-
-class Steady:
-    """Trajectories of which so many are in flight at a time, and the rate while all places are taken: from
-    the moment when the last place is taken until the last trajectory begins. A trajectory that lives on both
-    sides of an edge counts by the share of its life within, as if its tokens came evenly."""
-
-    def __init__(self, count: int, places: int) -> None:
-        self._count = count
-        self._places = places
-        self._began: list[float] = []
-        self._lives: list[tuple[float, float, int]] = []
-        self._busy = BusyShare()
-
-    async def run(self, worker: RolloutWorker, batch: list[TrajectoryRequest]) -> list[Trajectory]:
-        places = asyncio.Semaphore(self._places)
-
-        async def one(request: TrajectoryRequest) -> Trajectory:
-            async with places:
-                began = time.perf_counter()
-                self._began.append(began)
-                if len(self._began) == self._places < self._count:
-                    self._busy.__enter__()
-                if len(self._began) == self._count > self._places:
-                    self._busy.__exit__()
-                trajectory = await worker.rollout(request)
-                self._lives.append((began, time.perf_counter(), tokens_of(trajectory)))
-                return trajectory
-
-        return list(await asyncio.gather(*map(one, batch)))
-
-    def numbers(self) -> dict[str, float | None]:
-        """Empty where the places were never all taken for long enough."""
-        if self._count <= self._places:
-            return {}
-        first, last = self._began[self._places - 1], self._began[-1]
-        if last <= first:
-            return {}
-        within = sum(
-            tokens * max(0.0, min(end, last) - max(began, first)) / (end - began)
-            for began, end, tokens in self._lives
-        )
-        return {"steady_tokens_per_s": within / (last - first), "steady_busy": self._busy.mean}
 
 
 def is_way(name: str, more: Iterable[str] = ()) -> bool:

@@ -2,9 +2,12 @@
 cluster."""
 
 import io
+import os
+import subprocess
 import sys
 
 import pytest
+from places import ROOT
 from rich.console import Console
 
 from services.common.errors import UserError
@@ -262,3 +265,40 @@ def test_the_configuration_comes_first_and_of_the_machine_what_is_not_well(confi
 def test_without_a_configuration_the_whole_machine_is_told(monkeypatch):
     monkeypatch.setattr(doctor, "checks_of", lambda role: [lambda: iter([Finding("Python", "good", "3.12")])])
     assert [line.split() for line in findings(None)[1]] == [["ok", "Python", "3.12"]]
+
+
+HANGS_IN_A_POOL = """
+import asyncio, time
+from concurrent.futures import ThreadPoolExecutor
+async def tool(content, question): return await asyncio.to_thread(time.sleep, 600)
+def reward(trajectory): return POOL.submit(time.sleep, 600).result()
+POOL = ThreadPoolExecutor(1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["rollout.tools.t", "reward.kind"])
+def test_the_doctor_ends_where_a_part_hangs_in_a_pool_of_its_own(part, tmp_path):
+    """Python's own end waits for the threads of every pool. In a process of its own, which has to end."""
+    (tmp_path / "hangs_in_a_pool.py").write_text(HANGS_IN_A_POOL)
+    (tmp_path / "q.jsonl").write_text('{"question": "who is 1?", "answer": "1"}\n')
+    own = {
+        "rollout.tools.t": "rollout: {tool_timeout_seconds: 0.5, tools: {t: 'hangs_in_a_pool:tool'}}",
+        "reward.kind": "reward: {timeout_seconds: 0.5, kind: 'hangs_in_a_pool:reward'}",
+    }
+    (tmp_path / "c.yaml").write_text(
+        "{model: {path: ./model}, retriever: {corpus: 'lab:train_corpus:0'}, data: {train: q.jsonl}, "
+        f"{own[part]}}}"
+    )
+    command = [sys.executable, "-m", "trainer", "doctor", "--config", "c.yaml", "--role", "retriever"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 3, done.stderr
+    assert line(done.stdout.splitlines(), part).startswith("BAD")
+    assert "timeout_seconds=0.5" in done.stdout

@@ -112,11 +112,10 @@ def test_a_measurement_without_room_ends_before_it_starts_anything(
 ):
     machine("proc/loadavg", "77.1 40.0 20.0 60/32700 4711\n")
     out = tmp_path / "out"
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # gpu_sync sets both
-    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "0")
-    given = [str(out) if a == "OUT" else a for a in arguments]
+    given, before = [str(out) if a == "OUT" else a for a in arguments], os.environ.copy()
     monkeypatch.setattr(sys, "argv", [name, *given])
     assert importlib.import_module(module).main() == 3
     said = capsys.readouterr()
     assert said.err.splitlines() == [f"{name}: {host_limits.lack_of_threads()}"]
     assert said.out == "" and not out.exists()
+    assert os.environ == before, "what its processes would get is set once it starts some"

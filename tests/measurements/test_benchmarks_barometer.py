@@ -211,6 +211,13 @@ def test_the_page_holds_the_tables_of_what_is_committed(tmp_path):
     said = [f"{false.strip()} in {steps.strip()} {rate.strip()[4:]}" for steps, false, rate in totals]
     held_out, looked_at = said
     assert f"have {looked_at} in the runs that were looked at, and {held_out} in those held out" in page
+    kinds = [row.split("|") for row in shown.partition("**Looked at**")[0].splitlines() if " of " in row]
+    due, named, alarmed = (
+        sum(int(row[n].split()[0]) for row in kinds if len(row) > 10 and row[1].strip().startswith("`"))
+        for n in (4, 5, 6)
+    )
+    assert f"an alarm had to come {named} of {due} were named by one of the expected rules" in page
+    assert alarmed == due, "the page says that all had an alarm"
     copy = tmp_path / "page.md"
     copy.write_text(f"a\n{FIRST}\nold\n{LAST}\nb\n")
     write_page([], copy)

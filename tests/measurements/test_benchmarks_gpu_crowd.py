@@ -14,13 +14,15 @@ import pytest
 
 from benchmarks import gpu_searcher
 from benchmarks.gpu import crowd
+from benchmarks.gpu.steady import Life, Window
 from services.contracts import Question
 
 QUESTIONS = [Question(str(i), f"who is {i}?", ("a",), "made") for i in range(10)]
 
 
-def done(ended, since, until):
-    return crowd.Done(ended, since, until, searches=len(ended), processor=0.25, engine=0.5)
+def done(lives, window):
+    lives = [Life(*life) for life in lives]
+    return crowd.Done(lives, window, searches=len(lives), processor=0.25, engine=0.5)
 
 
 def parsed(*given):
@@ -43,16 +45,23 @@ def test_questions_and_places_are_dealt_like_cards():
     ]
 
 
-def test_the_steady_rate_counts_what_ends_while_all_workers_are_full():
-    first = done([(11.0, 100), (13.0, 200), (16.0, 400)], since=11.0, until=15.0)
-    second = done([(12.0, 100), (14.0, 300), (17.0, 900)], since=12.0, until=14.0)
+def test_the_steady_rate_counts_tokens_while_all_workers_are_full():
+    first = done([(10.0, 11.0, 100), (11.0, 13.0, 200), (13.0, 17.0, 400)], Window(11.0, 15.0))
+    second = done([(10.0, 12.0, 100), (12.0, 14.0, 300), (12.0, 18.0, 900)], Window(12.0, 14.0))
     row = crowd.numbers([first, second], began=10.0)
-    assert (row["tokens"], row["seconds"], row["searches"]) == (2000, 7.0, 1.0)
-    assert row["tokens_per_s"] == pytest.approx(2000 / 7)
+    assert (row["tokens"], row["seconds"], row["searches"]) == (2000, 8.0, 1.0)
+    assert row["tokens_per_s"] == pytest.approx(2000 / 8)
     assert row["us_per_token"] == pytest.approx(250) and row["engine_us_per_token"] == pytest.approx(500)
-    assert (row["steady_seconds"], row["steady_tokens_per_s"]) == (2.0, 250.0), "200 and 300 of 12 to 14"
-    apart = done([(30.0, 1)], since=20.0, until=25.0)
-    assert "steady_tokens_per_s" not in crowd.numbers([first, apart], began=10.0)
+    within = 200 / 2 + 400 / 4 + 300 + 900 * 2 / 6  # of 12 to 14, by the share of each life
+    assert row["steady_tokens_per_s"] == pytest.approx(within / 2)
+    for other in (done([(20.0, 30.0, 1)], Window(20.0, 25.0)), done([(20.0, 30.0, 1)], None)):
+        assert "steady_tokens_per_s" not in crowd.numbers([first, other], began=10.0)
+
+
+def test_a_trajectory_counts_by_the_share_of_its_life_within_the_window():
+    """A long trajectory that ends in a short window wrote most of its tokens before it."""
+    row = crowd.numbers([done([(0.0, 10.0, 1000), (9.8, 10.2, 4)], Window(9.9, 10.1))], began=0.0)
+    assert row["steady_tokens_per_s"] == pytest.approx((1000 * 0.1 / 10 + 4 * 0.2 / 0.4) / 0.2)
 
 
 def test_each_number_of_workers_has_a_row_and_a_ratio():
@@ -95,9 +104,11 @@ async def test_a_share_has_its_places_full_until_its_last_trajectory_begins():
     worker = Worker()
     began = time.monotonic()
     said = await crowd.run_share(worker, crowd.Share("s", QUESTIONS, 2, 1.0))
-    assert worker.most == 2 and said.searches == 10 and [tokens for _, tokens in said.ended] == [3] * 10
-    assert began <= said.ended[1][0] <= said.full_from <= said.ended[2][0], "once two have ended"
-    assert said.full_from <= said.full_until <= said.ended[-1][0]
+    assert worker.most == 2 and said.searches == 10 and [life.tokens for life in said.lives] == [3] * 10
+    starts = sorted(life.began for life in said.lives)
+    assert began <= starts[0] and said.window == (starts[1], starts[-1]), "once two have begun"
+    alone = await crowd.run_share(worker, crowd.Share("s", QUESTIONS[:2], 2, 1.0))
+    assert alone.window is None, "nobody waited for a place"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import peer as gpu_peer
 from benchmarks.gpu import rollout as gpu_rollout
 from benchmarks.gpu import staleness as gpu_staleness
+from benchmarks.gpu import steady as steady_load
 from benchmarks.gpu import watch as gpu_watch
 from benchmarks.gpu.sync import striking
 from benchmarks.gpu.sync.turns import turn
@@ -329,7 +330,7 @@ def test_a_loss_counts_only_where_a_sync_was_broken():
 async def test_the_steady_rate_counts_tokens_while_all_places_are_taken(monkeypatch):
     """Trajectories end in the order in which they began, each as the clock ticks once."""
     clock = SimpleNamespace(now=100.0, done=[])
-    monkeypatch.setattr(gpu_rollout.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(steady_load, "time", SimpleNamespace(monotonic=lambda: clock.now))
     turn = asyncio.Condition()
 
     class Worker:
@@ -343,17 +344,18 @@ async def test_the_steady_rate_counts_tokens_while_all_places_are_taken(monkeypa
                 turn.notify_all()
             return SimpleNamespace(actions=[SimpleNamespace(token_ids=[0] * (10 + request))])
 
-    steady = gpu_rollout.Steady(12, 3)
+    steady = steady_load.Steady(12, 3)
     done = await asyncio.wait_for(steady.run(Worker(), list(range(12))), 30)
     assert len(done) == 12
     # The last, the twelfth, begins when the ninth has ended, after nine ticks. The tenth has had two of its
     # three by then, and the eleventh one.
     within = sum(10 + i for i in range(9)) + 19 * 2 / 3 + 20 / 3
     assert steady.numbers()["steady_tokens_per_s"] == pytest.approx(within / 9)
-    all_at_once = gpu_rollout.Steady(3, 3)
+    all_at_once = steady_load.Steady(3, 3)
     clock.done.clear()
     await asyncio.wait_for(all_at_once.run(Worker(), list(range(3))), 30)
     assert all_at_once.numbers() == {}
+    assert steady_load.Steady(12, 3).numbers() == {}, "one batch after the other, and no places"
 
 
 def test_the_rollouts_of_several_sizes_have_a_row_and_a_ratio_each():

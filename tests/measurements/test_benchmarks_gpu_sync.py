@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import gpu_sync
 from benchmarks.gpu import rollout as gpu_rollout
 from benchmarks.gpu.sync.agreeing import DRIFT, NOISE, SMALL, Look, agree, drift_of
 from benchmarks.gpu.sync.world import World
@@ -73,10 +74,6 @@ async def test_a_learner_that_starts_is_waited_for_where_the_workers_fail():
 
 
 def test_agreement_takes_an_eager_engine_where_it_is_told_to(tmp_path, monkeypatch):
-    for name in ("PYTHONPATH", "VLLM_USE_FLASHINFER_SAMPLER"):  # which the module sets for its processes
-        monkeypatch.setenv(name, os.environ.get(name, ""))
-    from benchmarks import gpu_sync
-
     made = []
 
     def stop(size, folder, *, eager):

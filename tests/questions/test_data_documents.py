@@ -6,8 +6,8 @@ import tracemalloc
 import pytest
 from command_line import run  # noqa: F401
 
-from trainer.data.documents import sections_of
-from trainer.data.taken import Taken
+from trainer.data.corpora.documents import sections_of
+from trainer.data.corpora.taken import Taken
 
 PUMP = """---
 author: somebody

@@ -8,7 +8,7 @@ import pytest
 from command_line import run  # noqa: F401
 
 from retriever_service.index_folder.corpus import read_corpus
-from trainer.data.passages import validate_corpus
+from trainer.data.corpora.passages import validate_corpus
 
 ROWS = "Nr;Story\nA;Anna kept it.\n;Bob kept it.\nC;Cleo kept it.\n ;Dora kept it.\n"
 KEYS = ("--text-key", "Story", "--id-key", "Nr")

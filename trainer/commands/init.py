@@ -29,9 +29,9 @@ from trainer.data.checks.overlap import twins
 from trainer.data.checks.remarks import remarks
 from trainer.data.cli import AnswerKey, QuestionIdKey, QuestionKey, SourceKey
 from trainer.data.columns import Keys
+from trainer.data.corpora.passages import validate_corpus
 from trainer.data.models import is_there, resolve
 from trainer.data.named_columns import validating
-from trainer.data.passages import validate_corpus
 from trainer.data.questions import NO_KEYS, validate
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
 from trainer.session.preflight.retrievers import check_index

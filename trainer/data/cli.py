@@ -30,13 +30,13 @@ from services.common.records.columns import NULL_IS_EMPTY
 from services.common.users_files import given_as, one_out, refuse_to_replace
 from services.contracts import Question
 from trainer.config.schema import Config, load_config
-from trainer.data import documents
 from trainer.data.checks import findings
 from trainer.data.checks.lines import ODDLY, say_findings, say_first
 from trainer.data.checks.near_top import refuse_without_questions
 from trainer.data.checks.overlap import NEAR, Against, twins
 from trainer.data.columns import Keys
 from trainer.data.convert import convert
+from trainer.data.corpora import documents
 from trainer.data.models import aside, fetch
 from trainer.data.named_columns import keys_of
 from trainer.data.questions import BadRow, parsed, validate
@@ -45,14 +45,15 @@ from trainer.data.relative_paths import looked_for
 if TYPE_CHECKING:
     from retriever_service.index_folder import corpus, remarks
     from retriever_service.search import backends
-    from trainer.data import passages, prompts
+    from trainer.data import prompts
     from trainer.data.checks import coverage
+    from trainer.data.corpora import passages
 else:  # numba, transformers and httpx take seconds
     backends = LazyModule("retriever_service.search.backends")
     corpus = LazyModule("retriever_service.index_folder.corpus")
     remarks = LazyModule("retriever_service.index_folder.remarks")
     coverage = LazyModule("trainer.data.checks.coverage")
-    passages = LazyModule("trainer.data.passages")
+    passages = LazyModule("trainer.data.corpora.passages")
     prompts = LazyModule("trainer.data.prompts")
 
 data_app = typer.Typer(help="Check and convert questions and corpora.", no_args_is_help=True)

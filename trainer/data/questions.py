@@ -4,6 +4,7 @@ columns."""
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,15 +18,14 @@ from services.common.records.columns import is_no_value
 from services.contracts import Question
 from trainer.data.columns import Keys, Parsed, question_of
 from trainer.data.lists_in_texts import several_in
-from trainer.data.passages import ODD
 from trainer.rewards import normalize, unscorable
 
 TRAIN = {"train", "training"}
 HELD_OUT = {"dev", "valid", "val", "validation", "eval", "test"}
 SPLITS = TRAIN | HELD_OUT
 """File names that say nothing of the source; the folder's name is taken instead."""
-
-
+ODD = re.compile("\N{REPLACEMENT CHARACTER}|Ã[\x80-\xbf]|â€|Â[\xa0-\xbf]")
+"""What UTF-8 looks like that was read in another encoding and written again."""
 SHOWN = 10
 """Lines of a kind of note that are shown."""
 COUNTED = 100_000

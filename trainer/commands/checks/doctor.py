@@ -28,10 +28,9 @@ from services.common.printing.console import Console
 from services.common.processes import host_limits
 from trainer.commands.checks import doctor_roles as roles
 from trainer.commands.checks import listeners
-from trainer.commands.checks.doctor_calls import late
 from trainer.commands.checks.doctor_files import check_files
 from trainer.commands.checks.doctor_parts import check_leak, check_parts
-from trainer.commands.checks.findings import GIB, Finding, judged, status_of
+from trainer.commands.checks.findings import GIB, Finding, judged, late, status_of
 from trainer.commands.checks.leftovers import find_leftovers
 from trainer.commands.options import Overrides
 from trainer.commands.terminal import prints_aside
@@ -408,7 +407,7 @@ def doctor(
     status = run_doctor(
         config, role=role, clean=clean, overrides=overrides or [], as_json=as_json, whole=whole
     )
-    if late:  # Python's own end would wait for a tool that hangs
+    if late:  # Python's own end would wait for a pool of the user's in which a call hangs
         sys.stdout.flush()
         os._exit(status)
     raise typer.Exit(status)

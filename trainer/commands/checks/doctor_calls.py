@@ -25,7 +25,7 @@ from services.common.processes.patience import Patience
 from services.contracts import Question
 from services.rollout.worker.tools import MADE_OF, Toolbox
 from trainer.commands.checks.doctor_reward import made
-from trainer.commands.checks.findings import Finding, tried
+from trainer.commands.checks.findings import Finding, late, tried
 from trainer.config.schema import Config
 from trainer.loop.records.users_metrics import RUNS_OWN, StepMetrics, UsersMetrics
 
@@ -209,10 +209,6 @@ def check_call(key: str, path: str, loaded: object, config: Config, question: Qu
     if key == "algorithm.loss":
         return check_loss(key, path, cast(Callable[..., Any], loaded), config)
     return None
-
-
-late: list[str] = []
-"""Parts that were waited for in vain: their calls may still run, in threads that Python's end waits for."""
 
 
 def in_time(where: str, call: Callable[[], T], limit: Limit | None = None, seconds: float | None = None) -> T:

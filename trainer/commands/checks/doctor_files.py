@@ -14,8 +14,8 @@ from trainer.commands.checks.findings import Finding, tried
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.checks.remarks import remarks
+from trainer.data.corpora.passages import CorpusReport, validate_corpus
 from trainer.data.named_columns import keys_of, named_in, validating
-from trainer.data.passages import CorpusReport, validate_corpus
 from trainer.data.questions import Report, validate
 from trainer.data.relative_paths import paths_of, where_looked
 from trainer.lab.demo import lab_name

@@ -16,7 +16,7 @@ from typing import Any
 
 from services.common.errors import UserError
 from services.contracts import Action, FinishReason, Observation, Question, Reading, Trajectory
-from trainer.commands.checks.findings import Finding, tried
+from trainer.commands.checks.findings import Finding, late, tried
 from trainer.config.schema import Config
 from trainer.data.named_columns import keys_of
 from trainer.data.questions import parsed
@@ -44,6 +44,8 @@ def check_reward(config: Config, reward: Reward) -> Finding:
     with closing(RewardCalls(reward, kind, min(limit, SECONDS), key=key, concurrency=most)) as calls:
         earned = tried("reward.kind", kind, lambda: asyncio.run(calls.of(trajectories)))
     if isinstance(earned, Finding):
+        if calls.waits_for():
+            late.append(kind)
         return earned
     right, wrong, none, searched = earned
     needed = right_at(reward, config.reward.right_at)

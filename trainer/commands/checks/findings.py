@@ -29,6 +29,11 @@ class Finding:
     advice: str = ""
 
 
+late: list[str] = []
+"""Parts of the user's that were waited for in vain: their calls may run for ever, in threads that Python's
+end waits for."""
+
+
 def status_of(url: str, seconds: float = 5.0) -> tuple[int | None, str]:
     """The HTTP status of what answers at an address, None where nothing does that speaks HTTP; and the reason
     for a status that is none of success."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.data.checks.overlap import Against, Twin
-from trainer.data.passages import CorpusReport
+from trainer.data.corpora.passages import CorpusReport
 from trainer.data.questions import Report
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from retriever_service.index_folder.keys import CorpusKeys
 from services.common.counting import counted, malformed
 from services.common.errors import UserError
 from services.settings import RetrieverSettings
+from trainer.data.corpora.passages import CorpusReport, validate_corpus
 from trainer.data.named_columns import validating
-from trainer.data.passages import CorpusReport, validate_corpus
 
 READ_SECONDS = 5.0
 """Longest reading of a corpus before Ray starts: some hundred thousand passages. The build reads them all."""

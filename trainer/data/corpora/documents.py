@@ -19,8 +19,8 @@ from services.common.files import written_aside
 from services.common.records import Record, data_files, field_of, no_utf8, read_records
 from services.common.records.columns import CONTENTS, IDENTITY, is_missing, plain_name
 from services.common.records.files import DOCUMENTS, refuse_pipe
+from trainer.data.corpora.taken import Taken
 from trainer.data.questions import refused
-from trainer.data.taken import Taken
 
 ENCODINGS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 ROWS = {".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow"}

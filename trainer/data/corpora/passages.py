@@ -3,7 +3,6 @@ a wrong encoding."""
 
 from __future__ import annotations
 
-import re
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -23,9 +22,8 @@ from services.common.errors import UserError
 from services.common.records import read_records
 from services.common.records.columns import QUESTION, plain_name
 from trainer.data.columns import ANSWERS, PROMPT, REWARD
+from trainer.data.questions import ODD
 
-ODD = re.compile("\N{REPLACEMENT CHARACTER}|Ã[\x80-\xbf]|â€|Â[\xa0-\xbf]")
-"""What UTF-8 looks like that was read in another encoding and written again."""
 SHOWN = 10
 LONG = 1000
 """Words from which on a passage is told of: the papers' have 100, and a search shows some whole ones."""
