@@ -23,8 +23,8 @@ from trainer.commands.cli import main
 from trainer.commands.work import warm_start
 from trainer.commands.work.warm_start import as_batch, compose, run_warm_start, supervised, train_on
 from trainer.config.schema import parse_config
-from trainer.learner.model.asked import kept_in, unlike
 from trainer.lab.tokenizer import build_tokenizer
+from trainer.learner.model.asked import kept_in, unlike
 from trainer.rewards import make_reward
 from trainer.session import waits
 

@@ -175,7 +175,8 @@ def kept_so_far(folder: RunFolder, driver: Driver | None = None) -> str:
 
 
 def what_is_left(folder: RunFolder, driver: Driver | None = None) -> str:
-    """The steps that a run has lost which was stopped, or which an error ended, and how to go on: from a checkpoint only where there is one."""
+    """The steps that a run has lost which was stopped or ended by an error, and how to go on: from a
+    checkpoint only where there is one."""
     kept = latest(folder.path, checksums=False)
     saved = step_of(kept) if kept else driver.base_step if driver else 0
     cut = driver.unfinished if driver else None
