@@ -39,7 +39,7 @@ _TELL_SECONDS = 15.0
 _ON_THE_LOOP_BYTES = 1 << 20
 """Largest answer that is parsed in the event loop; a larger one would hold up other trajectories."""
 _LONG_SECONDS = 10.0
-"""Searches that have waited at least this long are named by `waits`."""
+"""Searches that have waited at least this long, or half of their time, are named by `waits`."""
 
 
 class _Transient(Exception):
@@ -141,7 +141,8 @@ class RetrieverClient:
     def waits(self) -> str:
         """One line about searches that take long and the reason; empty where none does."""
         now = time.monotonic()
-        long = [(since, why) for since, why in self._searches.values() if now - since >= _LONG_SECONDS]
+        least = min(_LONG_SECONDS, self.timeout_seconds / 2)
+        long = [(since, why) for since, why in self._searches.values() if now - since >= least]
         if not long:
             return ""
         since = min(began for began, _ in long)

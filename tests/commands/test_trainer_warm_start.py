@@ -23,6 +23,7 @@ from trainer.commands.cli import main
 from trainer.commands.work import warm_start
 from trainer.commands.work.warm_start import as_batch, compose, run_warm_start, supervised, train_on
 from trainer.config.schema import parse_config
+from trainer.lab.tokenizer import build_tokenizer
 from trainer.learner.model.asked import kept_in, unlike
 from trainer.rewards import make_reward
 from trainer.session import waits
@@ -189,6 +190,13 @@ def test_questions_that_are_left_out_are_counted_by_reason():
     tight = SETTINGS.model_copy(update={"max_model_tokens": 700})
     asyncio.run(composed(QUESTIONS[:1], search, byte_tokenizer(), tight, left_out=left_out))
     assert left_out == {warm_start.NO_ROOM: 1}
+
+
+def test_a_tokenizer_that_lacks_words_is_told_from_tags_in_the_text(tmp_path):
+    """That of the laboratory knows its own words alone."""
+    left_out = Counter()
+    made = asyncio.run(composed(QUESTIONS, search, build_tokenizer(), SETTINGS, "lab", left_out))
+    assert made == [] and left_out == {warm_start.NO_WORDS: len(QUESTIONS)}
 
 
 def test_demonstrations_hold_text_from_outside_as_plain_text_and_no_tags_that_would_act():

@@ -4,18 +4,23 @@ real signals."""
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
 import time
 
 import pytest
+from rich.console import Console
 from scripted_runs import Halting, checkpoints, listened, quick, send, started, summary, trained  # noqa: F401
 from test_trainer_monitor_actions import Scripted, system
 
+from retriever_service.errors import RetrieverUnavailable
+from services.common.errors import EnvironmentLacks, UnspiralError
 from services.common.processes import signals
 from trainer.learner.checkpoint import CheckpointNotWritten, latest, step_folder
 from trainer.session import stopping
+from trainer.session.run import train
 
 
 @pytest.mark.parametrize("where", ["in the step", "in the save"])
@@ -113,6 +118,71 @@ def test_a_run_that_is_cut_short_in_an_update_says_which_steps_are_lost(tmp_path
     with pytest.raises(signals.Stopped) as caught:
         trained(made, resume="latest")
     assert str(caught.value) == f"stopped by SIGTERM; {said}"
+
+
+class Lacking(Sampling):
+    """At one step the retriever is away for good; a step that began its update is lost by it."""
+
+    async def one_step(self, step):
+        if step == self.at:
+            raise RetrieverUnavailable("retriever at http://r: no answer within 6 s")
+        return await super().one_step(step)
+
+
+class Failing(Updating):
+    """At one step the update ends in an error."""
+
+    async def one_step(self, step):
+        if step == self.at:
+            self.checkpointable = False
+            self.unfinished = step
+            raise EnvironmentLacks("no room")
+        return await super().one_step(step)
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        (Lacking, "go on after step 5 with --resume latest"),
+        (
+            Failing,
+            "step 6 was cut short in its update; steps 5 to 6 are lost; go on after step 4 with --resume "
+            "latest",
+        ),
+    ],
+)
+def test_a_run_that_an_error_ends_says_how_to_go_on(tmp_path, monkeypatch, ends, said):
+    """The last line stays the error's own."""
+    made = system(tmp_path)
+    made.config.trainer.checkpoint_every = 4
+    made.folder.close()
+    started(made, monkeypatch, ends)
+    out = io.StringIO()
+    with pytest.raises(EnvironmentLacks) as caught:
+        train(made.config, console=Console(file=out, width=200), resume="latest")
+    assert out.getvalue().splitlines()[-1] == f"the run has ended: {said}"
+    assert "--resume" not in str(caught.value) and summary(made)["exit"] == 3
+    started(made, monkeypatch)
+    trained(made, resume="latest")
+    lines = [json.loads(line) for line in made.folder.metrics_path.read_text().splitlines()]
+    assert [m["step"] for m in lines] == list(range(1, 13))
+
+
+def test_one_that_the_monitor_stops_says_nothing_of_going_on(tmp_path, monkeypatch):
+    made = system(tmp_path)
+    made.folder.close()
+
+    class Watched(Lacking):
+        async def one_step(self, step):
+            if step == self.at:
+                raise UnspiralError("stopped by the monitor", exit_code=4, explained=True)
+            return await super().one_step(step)
+
+    started(made, monkeypatch, Watched)
+    out = io.StringIO()
+    with pytest.raises(UnspiralError, match="monitor"):
+        train(made.config, console=Console(file=out, width=200), resume="latest")
+    assert "the run has ended" not in out.getvalue() and summary(made)["exit"] == 4
 
 
 def test_the_steps_of_the_checkpoint_that_another_run_went_on_from_are_not_lost(tmp_path, monkeypatch):

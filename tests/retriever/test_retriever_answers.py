@@ -7,6 +7,7 @@ import asyncio
 import gzip
 import json
 import threading
+import time
 
 import pytest
 from test_retriever_client import scripted  # noqa: F401
@@ -192,6 +193,20 @@ async def test_what_searches_wait_for_is_told_once_it_takes_long(scripted, monke
             search.cancel()
         await asyncio.gather(*searches, return_exceptions=True)
         assert client.waits() == ""
+
+
+@pytest.mark.asyncio
+async def test_a_search_whose_time_is_short_is_named_once_half_of_it_is_over():
+    """One that ends before it has waited for ten seconds would never be named."""
+    client = RetrieverClient("http://r", timeout_seconds=16)
+    now = time.monotonic()
+    client._searches[1] = (now, "503 down")
+    assert client.waits() == ""
+    client._searches[2] = (now - 9, "500 boom")
+    said = client.waits()
+    assert said.startswith("a search waits for the retriever at http://r, for up to ")
+    assert said.endswith(" s: 500 boom")
+    await client.aclose()
 
 
 def test_an_answer_of_any_bytes_is_read_or_is_a_fault():

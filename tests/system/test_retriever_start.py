@@ -1,16 +1,19 @@
 """A retriever that does not start: the setting that bounds the wait is named, before anything slow."""
 
 import asyncio
+import json
 import socket
-from contextlib import AsyncExitStack
+import threading
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
 
 from retriever_service.errors import RetrieverUnavailable
 from services import launcher
-from services.common.errors import EnvironmentLacks
+from services.common.errors import EnvironmentLacks, UserError
 from services.common.processes.patience import Patience
 from trainer.config.schema import parse_config
 from trainer.session import run_services, startup
@@ -98,6 +101,90 @@ def test_one_that_never_gets_ready_names_the_setting_and_the_accepted_answer(nam
         "retriever at http://x: not ready after 7 s: 503; expected: 200 from its /readyz, or 404 where it "
         f"has none; {key}.start_timeout_seconds=7 is the longest wait"
     )
+
+
+@contextmanager
+def answering(status, body):
+    """The address of a server that is ready, and answers each search so; and what it was asked."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.answer(200, b"{}")
+
+        def do_POST(self):
+            asked.append((self.path, json.loads(self.rfile.read(int(self.headers["content-length"])))))
+            self.answer(status, body)
+
+        def answer(self, status, body):
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+def address_of(key, url):
+    """What a start finds at an address, with half a second for a search."""
+    config = config_of(key, url)
+    settings = config.retriever if key == "retriever" else config.evaluation.retriever
+    settings.timeout_seconds = 0.5
+    name = next(name for name, section in run_services.SECTIONS.items() if section == key)
+
+    async def ask():
+        async with AsyncExitStack() as stack:
+            return await run_services.retriever_address(settings, name, config, stack, lambda text: None)
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("key", ["retriever", "evaluation.retriever"])
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [
+        (200, b"<html>sign in</html>", "no usable answer"),
+        (200, b"[]", "no usable answer"),
+        (404, b"{}", "no answer"),
+        (500, b"boom", "no answer"),
+    ],
+    ids=["a page", "a list", "no such path", "broken"],
+)
+def test_a_server_that_is_no_retriever_is_told_by_a_first_search(key, status, body, why):
+    """Before models are loaded and workers started."""
+    with answering(status, body) as (url, _), pytest.raises(EnvironmentLacks) as e:
+        address_of(key, url)
+    said = str(e.value)
+    assert said.startswith(f"retriever at {url}: {why} within 0.5 s (") and "\n" not in said
+    assert said.endswith(
+        f"; expected: at {key}.url a server that answers POST /retrieve as Search-R1's does; "
+        f"{key}.timeout_seconds=0.5 is the longest wait"
+    )
+    assert e.value.exit_code == 3
+
+
+def test_one_that_refuses_the_search_names_its_key():
+    with answering(413, b'{"detail": "topk: at most 2"}') as (url, _), pytest.raises(UserError) as e:
+        address_of("retriever", url)
+    assert str(e.value).startswith(f"retriever.url: retriever at {url}: ") and "topk: at most 2" in str(
+        e.value
+    )
+
+
+def test_the_first_search_is_one_request_and_may_find_nothing():
+    with answering(200, b'{"result": [[]]}') as (url, asked):
+        assert address_of("retriever", url) == url
+    assert asked == [("/retrieve", {"queries": [run_services.FIRST_QUERY], "topk": 3, "return_scores": True})]
 
 
 def test_a_service_that_takes_longer_than_its_setting_names_it_and_the_server_gets_as_long(monkeypatch):

@@ -26,7 +26,7 @@ from trainer.loop.run.progress import Progress
 from trainer.loop.run.run_folder import RunFolder
 from trainer.session.about import about_run, described
 from trainer.session.control import announced, served
-from trainer.session.nothing_left import ended_already, why_nothing_is_left
+from trainer.session.nothing_left import STOPPED_BY_MONITOR, ended_already, why_nothing_is_left
 from trainer.session.on_ray.watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.output import complain, non_blocking
 from trainer.session.own_parts import OwnParts, load_parts
@@ -158,6 +158,8 @@ def train(
             _finish(folder, summary, began, status, progress.say)
             if isinstance(error, signals.Stopped):
                 raise signals.Stopped(error.number, what_is_left(folder, *driver_box)) from None
+            if status != STOPPED_BY_MONITOR and not folder.lost and driver_box and folder.last_step():
+                progress.say(f"the run has ended: {what_is_left(folder, *driver_box)}")
             raise
         finally:
             folder.close()
@@ -173,7 +175,8 @@ def kept_so_far(folder: RunFolder, driver: Driver | None = None) -> str:
 
 
 def what_is_left(folder: RunFolder, driver: Driver | None = None) -> str:
-    """The steps that a stopped run has lost, and how to go on: from a checkpoint only where there is one."""
+    """The steps that a run has lost which was stopped or ended by an error, and how to go on: from a
+    checkpoint only where there is one."""
     kept = latest(folder.path, checksums=False)
     saved = step_of(kept) if kept else driver.base_step if driver else 0
     cut = driver.unfinished if driver else None

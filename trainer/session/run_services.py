@@ -28,6 +28,8 @@ from trainer.session.waits import told
 Say = Callable[[str], None]
 CANCEL_SECONDS = 10.0
 """Longest wait, when a start is cut short, for the service that is starting."""
+FIRST_QUERY = "who is it?"
+"""Asked of a retriever that was given by its address, before anything else is started."""
 SECTIONS = {"retriever": "retriever", "eval_retriever": "evaluation.retriever"}
 """Keys of the retrievers of a run, by their names, which their actors and index folders have."""
 
@@ -87,9 +89,28 @@ async def retriever_address(
             f"{e}; expected: 200 from its /readyz, or 404 where it has none; {longest}={limit:g} is the "
             "longest wait"
         ) from e
+    else:
+        if settings.url is not None:
+            await _first_search(client, settings.url, SECTIONS[name], config.rollout.topk, say)
     finally:
         await client.aclose()
     return url
+
+
+async def _first_search(client: RetrieverClient, url: str, key: str, topk: int, say: Say) -> None:
+    """Tell an address at which something else answers, or that is one level off, before models are loaded: a
+    run would learn of it by its first search, and give each of its trajectories several tries."""
+    shown = address_without_secrets(url)
+    try:
+        with told(say, f"a first search at {shown}"):
+            await client.retrieve([FIRST_QUERY], topk)
+    except RetrieverUnavailable as e:
+        raise EnvironmentLacks(
+            f"{e}; expected: at {key}.url a server that answers POST /retrieve as Search-R1's does; "
+            f"{key}.timeout_seconds={client.timeout_seconds:g} is the longest wait"
+        ) from e
+    except UserError as e:
+        raise UserError(f"{key}.url: {e}") from e
 
 
 async def index_of(settings: RetrieverSettings, name: str, config: Config, say: Say) -> str:

@@ -68,6 +68,7 @@ NOT_READ = (
 YES_OR_NO = "the answer is yes or no, which no passage shows"
 NO_ROOM = "longer than rollout.max_response_tokens or max_model_tokens"
 TAGS = "question, title or answer holds tags that would be read as the model's own"
+NO_WORDS = "the model's tokenizer does not give the text back: words that its vocabulary lacks, say"
 UNREADABLE = ("", "yes", "no")
 SEARCHES_AT_ONCE = 32
 TELL_SECONDS = 10.0
@@ -78,24 +79,26 @@ async def demonstration(
     question: Question, search: Search, template: Template, encoder: TextEncoder, settings: RolloutSettings
 ) -> Trajectory | str:
     """A trajectory that searches, reads and answers; otherwise why there is none: one of NOTHING_FOUND,
-    NOT_READ, YES_OR_NO, NO_ROOM and TAGS."""
+    NOT_READ, YES_OR_NO, NO_ROOM, TAGS and NO_WORDS."""
     prompt = prompt_of(question, template, settings)
     segments: list[Action | Observation] = []
     used = len(prompt)
     query = question.text.strip().rstrip("?")
     thought = "I need to look this up."
 
-    def act(kind: ActionKind, thought: str, content: str) -> Action | None:
-        ids = encoder.encode(*written(template, kind, thought, content))
+    def act(kind: ActionKind, thought: str, content: str) -> Action | str:
+        pieces = written(template, kind, thought, content)
+        ids = encoder.encode(*pieces)
         text = template.decode(ids)
         if template.parse(text) != ParsedAction(kind, content):
-            return None
+            whole = all(piece in text for piece in pieces if isinstance(piece, Outside))
+            return TAGS if whole else NO_WORDS
         return Action(ids, [0.0] * len(ids), 0, kind, text)
 
     for _ in range(min(2, settings.max_turns)):
         action = act("search", thought, query)
-        if action is None:
-            return TAGS
+        if isinstance(action, str):
+            return action
         hits = await search(query)
         action.query = query
         action.document_ids = [hit.id for hit in hits]
@@ -107,8 +110,8 @@ async def demonstration(
         if found := _found(question, hits, observation.text):
             number, title, answer = found
             final = act("answer", f"Doc {number}, {title}, tells it.", answer)
-            if final is None:
-                return TAGS
+            if isinstance(final, str):
+                return final
             whole = Trajectory(
                 f"demo-{question.id}",
                 question.id,
