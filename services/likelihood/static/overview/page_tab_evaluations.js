@@ -76,8 +76,22 @@
       const shown = kept.get(run.run)?.includes(name) ? node("a", { href: pageOf(run, name) }, title) : title;
       return node("tr", {}, node("th", { scope: "row" }, swatch(run), " ", shown, node("small", { class: "muted" }, String(data.tag ?? ""))), ...cells);
     });
+    // Of each mode, the first and the newest answers that were kept, question by question.
+    const turned = runs.flatMap((run) => {
+      const of = {};
+      for (const event of run.events || []) {
+        const name = `eval_${event.data?.tag}_${event.data?.mode}`;
+        if (event.kind === "evaluation" && kept.get(run.run)?.includes(name)) (of[event.data.mode] ??= new Map()).set(name, event.step);
+      }
+      const weights = (step) => (step ? `step ${step}` : "before training");
+      return Object.entries(of).flatMap(([mode, names]) => {
+        const [[first, from], [last, to]] = [[...names][0], [...names].at(-1)];
+        return first === last ? [] : [" ", node("a", { href: `${pageOf(run, last)}/beside?before=${encodeURIComponent(first)}` }, `${U.titleOf(run)}, ${weights(from)} → ${weights(to)}, ${mode}`), ";"];
+      });
+    });
+    if (turned.length) turned.splice(-1, 1, ".");
     const ways = runs.flatMap((run, i) => [i ? ", " : "", node("a", { href: `/runs/${encodeURIComponent(run.run)}/evaluations` }, U.titleOf(run))]);
-    return scored("Held-out questions of training", ["Weights of", "Mode", "Exact match", "F1", "Questions", "Made, UTC"], rows, ["The answers, to be read: evaluations of ", ...ways, "."]);
+    return scored("Held-out questions of training", ["Weights of", "Mode", "Exact match", "F1", "Questions", "Made, UTC"], rows, ["The answers, to be read: evaluations of ", ...ways, ".", ...(turned.length ? [" Which turned right, which wrong:", ...turned] : [])]);
   }
 
   const asked = (runs) => runs.flatMap((run) => (run.evaluations || []).map((name) => ({ run, name, at: pageOf(run, name) })));
