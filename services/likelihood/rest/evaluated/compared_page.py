@@ -64,11 +64,11 @@ def compared_page(
     of = after.run if before.run == after.run else f"{before.run} and {after.run}"
     heading = f"{before.label} → {after.label}: questions of {of}"
     sides = table(HEADS, [_side(side) for side in (before, after)])
-    parts = [_chooser(after, shown.before, choices), sides]
+    parts = [_chooser(after, shown.before, choices)]
     if not pairs.all:
-        parts.append("<p>No question with the same words and accepted answers is in both.</p>")
+        parts += ["<p>No question with the same words and accepted answers is in both.</p>", sides]
         return framed(after.run, heading, [panel(heading, *parts)], below=True, there=there)
-    parts += [_change(pairs), table(TURN_HEADS, _turns(pairs)), *_notes(pairs)]
+    parts += [_change(pairs), sides, table(TURN_HEADS, _turns(pairs)), *_notes(pairs)]
     return framed(after.run, heading, [panel(heading, *parts), _list(pairs, shown)], below=True, there=there)
 
 

@@ -128,9 +128,10 @@
       $("time").replaceChildren();
       return;
     }
-    view.scale = U.scaleOf(view.placed.filter((p) => !p.t.probe).map((p) => p.t));
     view.along = U.along(view.a.t, view.steps);
-    view.timeScale = timeScale(view.along);
+    // One scale for all of the page: the same colour is the same change.
+    const updates = U.scaleOf(view.placed.filter((p) => !p.t.probe).map((p) => p.t));
+    view.scale = Math.max(updates, timeScale(view.along), view.b ? U.scaleBetween(view) : 0);
     // Of a trajectory that was scored again the accepted answers may not have been posted.
     const asked = [view.a, ...view.placed].find((p) => p.t.scoring?.golden?.length)?.t || view.a.t;
     const before = view.along.some((c) => c.before);
@@ -142,9 +143,8 @@
         { class: "panel", "aria-label": "A's tokens through time" },
         node("h2", {}, `A's tokens at every step `, node("span", { class: "muted" }, `A: ${sign} ${word}, of step ${view.a.step}`)),
         node("p", { class: "note" }, "A token is known at a step where a trajectory of it begins with the same tokens and documents. Its colour is the change since the first such step; press a token for its curve.", before ? " Steps in italics: before the update, as nothing was scored after it." : ""),
-        node("div", { class: "legend-row" }, U.rampOf("Change of the log-prob since the first known step, in nats: lost", view.timeScale)),
-        node("div", { id: "line" }),
-        ...U.drawAlong(view),
+        node("div", { class: "legend-row" }, U.rampOf("Change of the log-prob since the first known step, in nats", view.scale)),
+        node("div", { class: "along-side" }, node("div", { id: "line" }), node("div", {}, ...U.drawAlong(view))),
       ),
       ...U.twoSteps(view),
     );
