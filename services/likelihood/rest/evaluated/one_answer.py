@@ -29,7 +29,8 @@ def facts(one: Answer) -> str:
 def course(one: Answer) -> str:
     """How it came about: the searches, and the text."""
     asked = "".join(
-        f"<li>searched “{html.escape(query)}”: {html.escape(', '.join(documents)) or 'no document'}</li>"
+        f"<li>searched “<bdi>{html.escape(query)}</bdi>”: "
+        f"{html.escape(', '.join(documents)) or 'no document'}</li>"
         for query, documents in one.searches
     )
     written = "".join(

@@ -33,7 +33,7 @@
     const named = prompts.some((p) => p.prompt === view.prompt) || view.prompt === null ? prompts : [{ prompt: view.prompt, steps: null }, ...prompts];
     const about = (p) => (p.steps === null ? "" : ` (${p.probe ? "probe, " : ""}${p.steps} step${p.steps === 1 ? "" : "s"})`);
     const texts = named.map((p) => `${p.prompt.length > 90 ? `${p.prompt.slice(0, 90)}…` : p.prompt}${about(p)}`);
-    if ([...select.options].map((o) => o.text).join("\n") !== texts.join("\n")) select.replaceChildren(...named.map((p, i) => node("option", { value: p.prompt }, texts[i])));
+    if ([...select.options].map((o) => o.text).join("\n") !== texts.join("\n")) select.replaceChildren(...named.map((p, i) => node("option", { value: p.prompt, dir: "auto" }, texts[i])));
     select.value = view.prompt;
   }
 

@@ -161,7 +161,7 @@
       ? node(
           "section",
           { class: "common", "data-uid": a.t.uid, "aria-label": "Beginning that A and B share" },
-          node("h3", {}, `Shared by A (step ${a.step}) and B (step ${b.step}): ${parted.tokens} tokens`),
+          node("h3", {}, `Shared by A (step ${a.step}) and B (step ${b.step}): ${U.counted(parted.tokens, "token")}`),
           node("p", { class: "note" }, a.step === b.step ? "Both are of one step: the same tokens have the same log-prob." : `The same tokens under the weights of step ${a.step} and of step ${b.step}.`),
           node("div", { class: "legend-row" }, U.rampOf(`Change of a token's log-prob from step ${a.step} to step ${b.step}, in nats`, view.scale)),
           ...U.partsOf(made, { segment: 0, token: 0 }, ends, view.scale),
