@@ -71,6 +71,19 @@ def test_a_question_is_answered_with_turns_searches_and_documents(opened, still)
     expect(page).to_have_url(re.compile(r"\?q=who\+wrote\+Hamlet%3F$"))
 
 
+def test_what_is_written_from_right_to_left_runs_so(opened):
+    page = opened()
+    field = page.get_by_label("Question")
+    for text, direction in (("من كتب هاملت ؟", "rtl"), (QUESTION, "ltr")):
+        field.fill(text)
+        assert field.evaluate("one => getComputedStyle(one).direction") == direction
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#answer")).to_have_text("Shakespeare")
+    for part in ("#answer", "#turns .written"):
+        assert page.locator(part).first.get_attribute("dir") == "auto"
+    expect(page.locator("#turns bdi")).to_have_text("Hamlet")
+
+
 def test_the_less_likely_a_token_the_stronger_its_colour_and_each_can_be_read(opened):
     page = opened()
     page.keyboard.type(QUESTION)  # the question has the focus

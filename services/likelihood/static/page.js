@@ -68,6 +68,7 @@
     // missing: names that were asked for beside these. Whoever chooses in the list has seen that they are not here.
     async select(names, missing = []) {
       this.missing = missing;
+      if (names !== this.wanted) this.undrawn = names.slice(MOST_RUNS); // otherwise the same are read again
       const wanted = (this.wanted = names.slice(0, MOST_RUNS));
       const turn = (this.turn = (this.turn || 0) + 1);
       let loaded;
@@ -94,8 +95,11 @@
     entitle() {
       const names = this.loaded.map(U.titleOf);
       document.title = names.length ? `${names.slice(0, 3).join(", ")}${names.length > 3 ? ` and ${names.length - 3} more` : ""}: Unspiral` : "Unspiral: likelihood";
-      $("no-such-run").hidden = !this.missing.length;
-      $("no-such-run").textContent = this.missing.length ? `No run ${this.missing.join(", ")} ${source.live ? "in this store" : "in this report"}.${names.length ? "" : " Choose one below."}` : "";
+      const said = this.missing.length ? [`No run ${this.missing.join(", ")} ${source.live ? "in this store" : "in this report"}.${names.length ? "" : " Choose one below."}`] : [];
+      const left = this.undrawn || [];
+      if (left.length) said.push(`${MOST_RUNS} runs are drawn at once, no more: ${left.length > 3 ? `${left.length} others are` : `${left.join(", ")} ${left.length > 1 ? "are" : "is"}`} not.`);
+      $("no-such-run").hidden = !said.length;
+      $("no-such-run").textContent = said.join(" ");
     },
 
     // Draw the other runs as their difference to one; null draws all as they are.
@@ -112,7 +116,7 @@
       if (!(base && others.length)) this.view.minus = null;
       this.selected = this.view.minus ? others.map((run) => U.difference(run, base)) : this.loaded;
       $("minus-choice").hidden = this.loaded.length < 2;
-      const choices = [["", "as they are"], ...this.loaded.map((r) => [r.run, `minus ${U.titleOf(r)}`])];
+      const choices = [["", "as they are"], ...this.loaded.map((r) => [r.run, `minus ${U.apart(r, this.loaded)}`])];
       if (JSON.stringify(choices) !== this.minusShape) $("minus").replaceChildren(...choices.map(([value, text]) => node("option", { value }, text)));
       this.minusShape = JSON.stringify(choices); // an open list stays open
       $("minus").value = this.view.minus || "";
@@ -135,6 +139,11 @@
         if (!this.places.has(run.run)) this.places.set(run.run, Array.from({ length: MOST_RUNS }, (_, i) => i).find((i) => !taken.includes(i)) ?? 0);
         run.colour = U.runColour(this.places.get(run.run));
       }
+    },
+
+    // Whether one more run can be drawn.
+    full() {
+      return this.wanted.length >= MOST_RUNS;
     },
 
     toggle(name) {
@@ -191,7 +200,7 @@
       const runs = this.list.length > 1 ? this.selected : [];
       const swatch = (run) => (runs.length > 1 ? node("span", { class: "swatch", style: `background:${run.colour}` }) : null);
       $("run-key").hidden = !runs.length;
-      U.redraw($("run-key"), ...runs.map((run) => node("li", { title: U.titleOf(run) }, swatch(run), node("span", {}, U.titleOf(run)))));
+      U.redraw($("run-key"), ...runs.map((run) => node("li", { title: U.titleOf(run) }, swatch(run), node("span", {}, U.apart(run, runs)))));
     },
 
     drawCurves() {

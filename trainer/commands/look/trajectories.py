@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.text import Text
 
+from services.common.counting import counted
 from services.common.errors import UnspiralError, UserError
 from services.common.printing.console import Console
 from services.common.printing.harmless import harmless, in_one_line
@@ -177,6 +178,11 @@ def run_diff(given: str, before: str, after: str, *, question: str | None, limit
             print(json.dumps(_both_sides(run, q, names, (sides[0][q], sides[1][q])), ensure_ascii=False))
         return
     out = console()
+    changes = [changed(q) for q in common]
+    higher, lower = sum(c > 0 for c in changes), sum(c < 0 for c in changes)
+    same = f"the same in {len(common) - higher - lower:,}"
+    prompts = counted(len(common), "prompt")
+    out.print(f"{prompts} of both: mean reward higher in {higher:,}, lower in {lower:,}, {same}\n")
     for q in common[:limit]:
         out.print(Text(harmless(f"question: {q}"), "bold"), soft_wrap=True)
         for name, side in zip(names, sides, strict=True):

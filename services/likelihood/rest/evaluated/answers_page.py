@@ -15,6 +15,7 @@ from services.likelihood.exports.run_files import flat
 from services.likelihood.rest.evaluated.kept import Answer, Kept, Scores, protocol_of
 from services.likelihood.rest.evaluated.list_page import asked_of
 from services.likelihood.rest.evaluated.of_training import OfTraining
+from services.likelihood.rest.evaluated.one_answer import accepted, course, facts, given, verdict
 from services.likelihood.rest.evaluated.shell import cell, framed, interval, link, panel, share, table
 
 ON_A_PAGE = 50
@@ -38,34 +39,46 @@ class Shown:
     source: str | None = None
     find: str = ""
     first: int = 1
+    open: int = 0
+    """1: the first answer that is shown is unfolded, as a link to an answer has it."""
 
     def query(self) -> str:
         given = {"show": self.show, "source": self.source, "find": self.find, "first": self.first}
-        return "?" + urlencode({k: v for k, v in given.items() if v not in (None, "", "all", 1)})
+        query = {k: v for k, v in given.items() if v not in (None, "", "all", 1)}
+        return "?" + urlencode(query | ({"open": 1} if self.open else {})) + ("#opened" if self.open else "")
 
 
 def answers_page(
-    run: str, name: str, kept: Kept, shown: Shown, trained: OfTraining | None = None, *, there: bool = True
+    run: str,
+    name: str,
+    kept: Kept,
+    shown: Shown,
+    trained: OfTraining | None = None,
+    *,
+    compared: str = "",
+    there: bool = True,
 ) -> str:
     """kept: the answers. shown: which of them are on the page. trained: of questions that the run asked while
-    it trained. there: whether the run has a page of its own."""
-    made = datetime.fromtimestamp(kept.file.stat().st_mtime, UTC)
+    it trained. compared: the way to the page beside another evaluation. there: whether the run has a page of
+    its own."""
+    made = datetime.fromtimestamp(trained.made if trained else kept.file.stat().st_mtime, UTC)
     about = trained.about if trained else protocol_of(kept.file)
     if trained or name.startswith("eval_"):
         said = f"asked while the run trained{f'; {name}' if trained else ''}"
     else:
         said = asked_of(about)
     heading = f"{trained.heading}: held-out questions of {run}" if trained else f"{name} of {run}"
-    f1 = trained.f1 if trained else None
-    has_f1 = kept.scores.f1 is not None or (trained is not None and trained.f1 is not None)
-    scores = [_scores("all questions", kept.scores, has_f1, f1)]
+    rows = [("all questions", kept.scores, trained.f1 if trained else None)]
     if len(kept.sources) > 1:
-        scores += [_scores(source, one, has_f1) for source, one in kept.sources.items()]
+        rows += [(name, one, trained.f1_of(name) if trained else None) for name, one in kept.sources.items()]
+    has_f1 = any(one.f1 is not None or f1 is not None for _, one, f1 in rows)
+    scores = [_scores(name, one, has_f1, f1) for name, one, f1 in rows]
     parts = [
         panel(
             heading,
             f'<p class="muted under">{html.escape(said)}; {made:%Y-%m-%d %H:%M} UTC</p>',
             table([head for head in HEADS if head != F1 or has_f1], scores),
+            compared,
             _protocol(about),
         ),
         _answers(kept, shown),
@@ -102,14 +115,14 @@ def _protocol(about: dict[str, Any]) -> str:
     if not about:
         return ""
     rows = "".join(
-        f'<tr><th scope="row">{html.escape(key)}</th><td>{html.escape(_in_words(value))}</td></tr>'
+        f'<tr><th scope="row">{html.escape(key)}</th><td>{html.escape(in_words(value))}</td></tr>'
         for key, value in flat(about, keep_empty=True).items()
     )
     facts = f'<div class="wide"><table class="facts"><tbody>{rows}</tbody></table></div>'
     return f'<details class="how"><summary>How it was asked</summary>{facts}</details>'
 
 
-def _in_words(value: Any) -> str:
+def in_words(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -121,15 +134,20 @@ def _answers(kept: Kept, shown: Shown) -> str:
     ]
     words = shown.find.casefold().split()
     if words:
-        found = [(p, a) for p, a in zip(places, kept.read(places), strict=False) if _has(a, words)]
+        found = [(p, a) for p, a in zip(places, kept.read(places), strict=False) if has_words(a, words)]
         places = [place for place, _ in found]
     first = min(shown.first, max(1, len(places)))
     part = places[first - 1 : first - 1 + ON_A_PAGE]
-    rows = "".join(_answer(first + i, one) for i, one in enumerate(kept.read(part)))
+    # The way to an answer names its place among all, whatever is shown now.
+    numbers = {place: i for i, (place, _, _) in enumerate(kept.places, 1)}
+    rows = "".join(
+        _answer(first + i, one, Shown(first=numbers[part[i]], open=1).query(), shown.open == 1 and i == 0)
+        for i, one in enumerate(kept.read(part))
+    )
     right = sum(right for _, right, _ in kept.places)
     choices = (("all", len(kept.places)), ("right", right), ("wrong", len(kept.places) - right))
     ways = [
-        _choice(f"{what} {n:,}", replace(shown, show=what, first=1), what == shown.show)
+        _choice(f"{what} {n:,}", replace(shown, show=what, first=1, open=0), what == shown.show)
         for what, n in choices
     ]
     sources = _sources(kept, shown)
@@ -143,9 +161,9 @@ def _answers(kept: Kept, shown: Shown) -> str:
     last = first - 1 + len(part)
     pages = []
     if first > 1:
-        pages.append(link(replace(shown, first=max(1, first - ON_A_PAGE)).query(), "← previous"))
+        pages.append(link(replace(shown, first=max(1, first - ON_A_PAGE), open=0).query(), "← previous"))
     if last < len(places):
-        pages.append(link(replace(shown, first=last + 1).query(), "next →"))
+        pages.append(link(replace(shown, first=last + 1, open=0).query(), "next →"))
     said = f"{first:,} to {last:,} of {counted(len(places), 'answer')}" if part else "No such answer."
     return panel(
         "Answers",
@@ -159,9 +177,10 @@ def _answers(kept: Kept, shown: Shown) -> str:
 def _sources(kept: Kept, shown: Shown) -> str:
     if len(kept.sources) < 2:
         return ""
-    ways = [_choice("every source", replace(shown, source=None, first=1), shown.source is None)]
+    ways = [_choice("every source", replace(shown, source=None, first=1, open=0), shown.source is None)]
     ways += [
-        _choice(name, replace(shown, source=name, first=1), name == shown.source) for name in kept.sources
+        _choice(name, replace(shown, source=name, first=1, open=0), name == shown.source)
+        for name in kept.sources
     ]
     return '<span class="apart"></span>' + "".join(ways)
 
@@ -171,29 +190,19 @@ def _choice(text: str, shown: Shown, chosen: bool) -> str:
     return f'<a class="choice" href="{html.escape(shown.query())}"{current}>{html.escape(text)}</a>'
 
 
-def _has(answer: Answer, words: Sequence[str]) -> bool:
+def has_words(answer: Answer, words: Sequence[str]) -> bool:
     text = " ".join((answer.question, answer.answer or "", *answer.golden)).casefold()
     return all(word in text for word in words)
 
 
-def _answer(number: int, one: Answer) -> str:
-    look, sign = ("right", "✓ right") if one.right else ("wrong", "✗ wrong")
-    asked = "".join(
-        f"<li>searched “{html.escape(query)}”: {html.escape(', '.join(documents)) or 'no document'}</li>"
-        for query, documents in one.searches
-    )
-    written = "".join(
-        f'<p class="said {html.escape(by)}">{html.escape(text.strip())}</p>' for by, text in one.written
-    )
-    f1 = "" if one.f1 is None else f" · F1 {one.f1:.2f}"
-    facts = html.escape(f"{one.source}{f1} · {one.finish}")
-    answer = "no answer" if one.answer is None else one.answer
-    golden = html.escape(" | ".join(one.golden))
-    asked = f"<ul>{asked}</ul>" if asked else ""
+def _answer(number: int, one: Answer, at: str, opened: bool) -> str:
+    """number: among those that are shown. at: where it can be linked to."""
+    shown = ' id="opened"><details open' if opened else "><details"
     return (
-        f'<li value="{number}"><details><summary><span class="verdict {look}">{sign}</span> '
-        f'<span class="question">{html.escape(one.question)}</span>'
-        f'<span class="given"><b>{html.escape(answer)}</b> '
-        f'<span class="muted">expected: {golden}</span></span>'
-        f'</summary><p class="muted">{facts}</p>{asked}{written}</details></li>'
+        f'<li value="{number}"{shown}><summary>{verdict(one.right)} '
+        f'<span class="question" dir="auto">{html.escape(one.question)}</span>'
+        f'<span class="given" dir="auto"><b>{html.escape(given(one))}</b> '
+        f'<span class="muted">expected: {html.escape(accepted(one))}</span></span>'
+        f'</summary><p class="muted">{facts(one)} · {link(at, "link to this answer")}</p>{course(one)}'
+        "</details></li>"
     )

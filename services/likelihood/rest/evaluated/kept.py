@@ -81,6 +81,8 @@ class Kept:
     sources: Mapping[str, Scores]
     places: tuple[tuple[int, bool, str], ...]
     """Of each answer: where its line begins, whether it is right, and its source."""
+    questions: tuple[int, ...]
+    """Of each answer the hash of its question and of what is accepted, to find it in another file."""
 
     def read(self, places: list[int]) -> Iterator[Answer]:
         """The answers whose lines begin there."""
@@ -129,19 +131,22 @@ def kept_in(file: Path) -> Kept | None:
 @lru_cache(maxsize=64)
 def _kept(file: Path, changed: int, size: int) -> Kept | None:
     places: list[tuple[int, bool, str]] = []
+    questions: list[int] = []
     light: dict[str, list[tuple[float, float | None, int, bool]]] = defaultdict(list)
     at = 0
     with open(file, "rb") as lines:
         for line in lines:
             if one := answer_of(line):
                 places.append((at, one.right, one.source))
+                questions.append(hash((one.question, one.golden)))
                 asked = len(one.searches) or sum(by == "environment" for by, _ in one.written)
                 light[one.source].append((float(one.right), one.f1, asked, one.answer is not None))
             at += len(line)
     if not places:
         return None
     sources = {name: _scores(rows) for name, rows in sorted(light.items())}
-    return Kept(file, _scores([row for rows in light.values() for row in rows]), sources, tuple(places))
+    whole = _scores([row for rows in light.values() for row in rows])
+    return Kept(file, whole, sources, tuple(places), tuple(questions))
 
 
 def _scores(rows: list[tuple[float, float | None, int, bool]]) -> Scores:

@@ -14,7 +14,17 @@ from services.common.shares import wilson
 from services.common.validation import number_of
 from services.likelihood.rest.evaluated.kept import Kept, protocol_of
 from services.likelihood.rest.evaluated.of_training import weights_of
-from services.likelihood.rest.evaluated.shell import cell, framed, hint, interval, link, panel, share, table
+from services.likelihood.rest.evaluated.shell import (
+    cell,
+    compared_at,
+    framed,
+    hint,
+    interval,
+    link,
+    panel,
+    share,
+    table,
+)
 
 TABLE = "table.json"
 AVERAGE = "macro"
@@ -83,7 +93,11 @@ def list_page(
     if scored:
         rows = [_training(event, asked) for event in reversed(scored)]
         parts.append(
-            panel("Held-out questions of training", table(TRAINING_HEADS, rows), hint(TRAINING_HINT))
+            panel(
+                "Held-out questions of training",
+                table(TRAINING_HEADS, rows),
+                hint(TRAINING_HINT + _turned(run, scored, asked)),
+            )
         )
     if suites:
         rows = [_suite(name, file) for name, file in suites.items()]
@@ -127,6 +141,23 @@ def _training(event: Mapping[str, Any], asked: Mapping[str, Path]) -> str:
         cell("–" if n is None else f"{n:,}", "Questions"),
         _time(event["time"]),
     )
+
+
+def _turned(run: str, scored: Sequence[Mapping[str, Any]], asked: Mapping[str, Path]) -> str:
+    """The ways from the first to the newest answers of each mode, question by question."""
+    kept: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for event in scored:
+        mode = str(event["data"].get("mode", ""))
+        name = f"eval_{event['data'].get('tag', '')}_{mode}"
+        if name in asked:
+            kept.setdefault(mode, {})[name] = event
+    ways = []
+    for mode, found in kept.items():
+        first, last = next(iter(found)), list(found)[-1]
+        if first != last:
+            said = f"{weights_of(found[first])} → {weights_of(found[last])}, {mode}"
+            ways.append(link(compared_at(run, last, first), said))
+    return f" Which turned right, which wrong: {'; '.join(ways)}." if ways else ""
 
 
 def _suite(name: str, file: Path) -> str:

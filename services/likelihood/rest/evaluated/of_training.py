@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from services.common.errors import UserError
-from services.common.runs.paths import CONFIG
+from services.common.runs.paths import CONFIG, EVENTS
 from services.common.users_files import load_yaml
 from services.common.validation import number_of
+from services.likelihood.store.base import EVALUATION
 
 _NAME = re.compile(r"eval_(.+)_(greedy|sampled)")
 ASKED = (
@@ -30,6 +33,10 @@ class OfTraining:
     mode: str
     overall: Mapping[str, Any]
     """Scores of all questions, as the run posted them."""
+    made: float
+    """Unix seconds, of the event: those of the file change with every copy."""
+    sources: Mapping[str, Mapping[str, Any]]
+    """The same scores of each source, as the run's own events have them; empty without its folder."""
     about: dict[str, Any]
     """How it was asked, by the run's configuration; empty where its folder has none that can be read."""
 
@@ -40,6 +47,10 @@ class OfTraining:
     @property
     def f1(self) -> float | None:
         return number_of(self.overall.get("f1"))
+
+    def f1_of(self, source: str) -> float | None:
+        found = self.sources.get(source)
+        return number_of(found.get("f1")) if isinstance(found, Mapping) else None
 
 
 def of_training(
@@ -58,13 +69,39 @@ def of_training(
         weights = weights_of(event)
         overall = data.get("overall")
         scores = overall if isinstance(overall, Mapping) else {}
-        return OfTraining(weights, mode, scores, _asked(run, weights, mode, folder))
+        sources = _sources(folder, tag, mode, event["step"])
+        return OfTraining(weights, mode, scores, event["time"], sources, _asked(run, weights, mode, folder))
     return None
 
 
 def weights_of(event: Mapping[str, Any]) -> str:
     """The weights that an evaluation asked: `before training`, or the step."""
     return "before training" if event["step"] == 0 else f"step {event['step']}"
+
+
+def _sources(folder: Path | None, tag: str, mode: str, step: int) -> Mapping[str, Mapping[str, Any]]:
+    """The answers of training hold no F1, and the event that is posted has that of all questions alone."""
+    found: Mapping[str, Mapping[str, Any]] = {}
+    if folder is None:
+        return found
+    try:
+        with open(folder / EVENTS, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if '"evaluation"' not in line:
+                    continue
+                with suppress(ValueError, RecursionError):
+                    one = json.loads(line)
+                    if _told(one) == (EVALUATION, tag, mode, step) and isinstance(one.get("sources"), dict):
+                        found = one["sources"]
+    except OSError:
+        return {}
+    return found
+
+
+def _told(event: Any) -> tuple[Any, ...]:
+    return (
+        tuple(event.get(key) for key in ("event", "tag", "mode", "step")) if isinstance(event, dict) else ()
+    )
 
 
 def _asked(run: str, weights: str, mode: str, folder: Path | None) -> dict[str, Any]:

@@ -9,9 +9,6 @@ Redis, knows no folder: of such a run the held-out scores that were posted are s
 from __future__ import annotations
 
 import html
-import re
-from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -22,87 +19,32 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from services.common.http.faults import described
 from services.common.http.pages import CONTENT_POLICY
 from services.common.users_files import load_object
-from services.likelihood.evaluations import MOST_EVENTS
-from services.likelihood.records import RUN_PATTERN
 from services.likelihood.rest.evaluated.answers_page import Shown, answers_page, missing_page
-from services.likelihood.rest.evaluated.kept import Kept, kept_in, own_files, protocol_of, training_files
+from services.likelihood.rest.evaluated.beside import add_beside_route, chooser_of
+from services.likelihood.rest.evaluated.folders import (
+    answers_in,
+    evaluations_of,
+    folder_of,
+    is_stored,
+    own_in,
+    suites_in,
+    untrained_in,
+)
+from services.likelihood.rest.evaluated.kept import kept_in, protocol_of, training_files
 from services.likelihood.rest.evaluated.list_page import TABLE, list_page
 from services.likelihood.rest.evaluated.of_training import of_training
 from services.likelihood.rest.paths import Run
-from services.likelihood.store.base import EVALUATION, LikelihoodStore, NotStored
-from services.likelihood.store.of_folder import FolderStore
-from services.likelihood.store.sqlite.store import SQLiteStore
+from services.likelihood.store.base import LikelihoodStore
 
-PAGE = "table.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
 OWN_HEADERS = {"Content-Security-Policy": CONTENT_POLICY, "Cache-Control": "no-cache"}
 Name = Annotated[str, InPath(max_length=255)]
 
 
-def folder_of(store: LikelihoodStore, run: str) -> Path | None:
-    """The run's folder, in which its store lies; None where it lies elsewhere, or is no file."""
-    if isinstance(store, FolderStore):
-        return store.run_folder(run) or untrained(store, store.folder / run)
-    if isinstance(store, SQLiteStore) and store.path.absolute().parent.name == run:
-        return store.path.absolute().parent
-    return None
-
-
-def untrained(store: FolderStore, folder: Path) -> Path | None:
-    """A folder beside the runs in which nothing was trained, and `unspiral eval` left answers; None for
-    another one."""
-    is_one = (
-        (folder / "eval").exists()
-        and store.run_folder(folder.name) is None
-        and re.fullmatch(RUN_PATTERN, folder.name)
-        and own_files(folder)
-    )
-    return folder if is_one else None
-
-
-def untrained_in(store: LikelihoodStore) -> list[str]:
-    """Names of these in a folder of runs."""
-    if not isinstance(store, FolderStore):
-        return []
-    beside = (file.parent for file in sorted(store.folder.glob("*/eval")))
-    return [folder.name for folder in beside if untrained(store, folder)]
-
-
-def suites_in(folder: Path) -> dict[str, Path]:
-    """The page of each suite's evaluation in a run's folder, by name."""
-    return {file.parent.name: file for file in sorted((folder / "eval").glob(f"*/{PAGE}"))}
-
-
-def own_in(folder: Path) -> dict[str, Path]:
-    """The answers to other questions, by a name that no suite has."""
-    suites = suites_in(folder)
-    return {name: file for name, file in own_files(folder).items() if name not in suites}
-
-
-def answers_in(folder: Path, name: str) -> Kept | None:
-    """Those of `unspiral eval`, or of training."""
-    file = own_in(folder).get(name) or training_files(folder).get(name)
-    return kept_in(file) if file else None
-
-
 def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
     """Add /runs/RUN/evaluations, a list, and /runs/RUN/evaluations/NAME, a page of the list; for programs
     /v1/runs/RUN/evaluations and /v1/runs/RUN/evaluations/NAME, the scores of that page."""
-
-    def stored(run: str) -> bool:
-        """Whether it has a page: a folder in which nothing was trained has none."""
-        try:
-            store.info(run)
-        except NotStored:
-            return False
-        return True
-
-    def evaluations_of(run: str) -> list[dict[str, Any]]:
-        """What its training posted, oldest first; nothing of a run that has posted nothing yet."""
-        with suppress(NotStored):
-            return store.events(run, MOST_EVENTS, EVALUATION)
-        return []
 
     @app.get("/v1/runs/{run}/evaluations")
     def evaluation_names(run: Run, of: Literal["eval", "training"] = "eval") -> list[str]:
@@ -130,8 +72,11 @@ def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
         kept = answers_in(folder, name) if folder else None
         if kept is None:
             raise HTTPException(404, f"run {run} has no evaluation {name}")
+        trained = None
+        if folder and name not in own_in(folder):
+            trained = of_training(run, folder, name, evaluations_of(store, run))
         return {
-            "made": kept.file.stat().st_mtime,
+            "made": trained.made if trained else kept.file.stat().st_mtime,
             "scores": kept.scores.told(),
             "sources": {source: scores.told() for source, scores in kept.sources.items()},
             **protocol_of(kept.file),
@@ -143,7 +88,7 @@ def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
 
     @app.get("/runs/{run}/evaluations", response_class=HTMLResponse, include_in_schema=False)
     def evaluations(run: Run) -> HTMLResponse:
-        folder, there = folder_of(store, run), stored(run)
+        folder, there = folder_of(store, run), is_stored(store, run)
         if folder is None and not there:
             return HTMLResponse(missing_page(run, None), 404, headers=OWN_HEADERS)
         suites = suites_in(folder) if folder else {}
@@ -151,7 +96,7 @@ def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
         own = {n: kept for n, file in files.items() if (kept := kept_in(file))}
         asked = training_files(folder) if folder else {}
         others = [name for name in untrained_in(store) if name != run]
-        page = list_page(run, suites, own, evaluations_of(run), asked, others, there=there)
+        page = list_page(run, suites, own, evaluations_of(store, run), asked, others, there=there)
         return HTMLResponse(page, headers=OWN_HEADERS)
 
     @app.get("/runs/{run}/evaluations/{name}", response_class=HTMLResponse, include_in_schema=False)
@@ -162,6 +107,7 @@ def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
         source: Annotated[str | None, Query(max_length=200)] = None,
         find: Annotated[str, Query(max_length=200)] = "",
         first: Annotated[int, Query(ge=1)] = 1,
+        open: Annotated[int, Query(ge=0, le=1)] = 0,
     ) -> HTMLResponse:
         folder = folder_of(store, run)
         if folder and (page := suites_in(folder).get(name)):
@@ -171,10 +117,14 @@ def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
             return HTMLResponse(text, headers=HEADERS)
         kept = answers_in(folder, name) if folder else None
         if folder is None or kept is None:
-            missing = missing_page(run, name, there=stored(run))
+            missing = missing_page(run, name, there=is_stored(store, run))
             return HTMLResponse(missing, 404, headers=OWN_HEADERS)
-        shown = Shown(show, source, find, first)
-        trained = None if name in own_in(folder) else of_training(run, folder, name, evaluations_of(run))
-        return HTMLResponse(
-            answers_page(run, name, kept, shown, trained, there=stored(run)), headers=OWN_HEADERS
+        shown = Shown(show, source, find, first, open)
+        trained = (
+            None if name in own_in(folder) else of_training(run, folder, name, evaluations_of(store, run))
         )
+        compared = chooser_of(store, run, name)
+        text = answers_page(run, name, kept, shown, trained, compared=compared, there=is_stored(store, run))
+        return HTMLResponse(text, headers=OWN_HEADERS)
+
+    add_beside_route(app, store, OWN_HEADERS)

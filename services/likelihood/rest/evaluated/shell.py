@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from services.common.validation import number_of
 
@@ -32,6 +32,15 @@ def framed(run: str, title: str, parts: Iterable[str], *, below: bool = False, t
 
 def link(to: str, text: str) -> str:
     return f'<a href="{html.escape(to)}">{html.escape(text)}</a>'
+
+
+def page_of(run: str, name: str) -> str:
+    return f"/runs/{quote(run)}/evaluations/{quote(name)}"
+
+
+def compared_at(run: str, name: str, before: str) -> str:
+    """The address of the page of both. before: a name, or RUN/NAME of another run."""
+    return f"{page_of(run, name)}/beside?{urlencode({'before': before})}"
 
 
 def panel(heading: str, *parts: str) -> str:

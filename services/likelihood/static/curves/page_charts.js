@@ -363,9 +363,9 @@
           const [{ line, run, dash, colour }] = curves;
           const stroke = byLine ? U.colour("soft") : colour;
           const shown = curves.some((c) => !this.app.view.off.has(this.id(c)));
-          const button = node("button", { type: "button", "aria-pressed": String(shown), title: `Show or hide ${line.key}`, "data-keep": curves.map((c) => this.id(c)).join(), onclick: () => this.toggle(curves) });
+          const button = node("button", { type: "button", "aria-pressed": String(shown), title: `Show or hide ${line.key}${byLine || this.runs.length === 1 ? "" : ` of ${U.titleOf(run)}`}`, "data-keep": curves.map((c) => this.id(c)).join(), onclick: () => this.toggle(curves) });
           button.innerHTML = `<svg width="20" height="8" aria-hidden="true"><line x1="0" y1="4" x2="20" y2="4" stroke="${stroke}" stroke-width="2.5" stroke-dasharray="${dash.join(" ")}"/></svg>`;
-          button.append(byLine || this.runs.length === 1 ? line.label : U.titleOf(run));
+          button.append(byLine || this.runs.length === 1 ? line.label : U.apart(run, this.runs));
           for (const curve of curves) {
             const output = node("output", { style: byLine ? `color:color-mix(in srgb, ${curve.colour} 75%, var(--ink))` : null, title: `${U.titleOf(curve.run)}: last value${this.app.smooth > 1 && !line.sparse ? `, and ~ smoothed over ${this.app.smooth} points` : ""}` }, node("b"), node("small"));
             this.outputs.set(this.id(curve), output);

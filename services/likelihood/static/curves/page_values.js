@@ -57,6 +57,28 @@
 
   U.titleOf = (run) => run.label || run.title || run.run;
 
+  // Long names of runs that are shown together, without what all of them begin and end with but for one word: a seed that tells them
+  // apart often stands where a narrow place cuts a name.
+  const SHORT = 28;
+  const beginning = (names) => {
+    let n = 0;
+    while (names.every((name) => n < name.length && name[n] === names[0][n])) n++;
+    return names[0].slice(0, n);
+  };
+  const reversed = (text) => [...text].reverse().join("");
+  const left = (shared) => (/[-._ /][^-._ /]*[-._ /][^-._ /]*$/.exec(shared)?.index ?? -1) + 1;
+  U.apart = (run, runs) => {
+    const names = runs.map(U.titleOf);
+    const name = U.titleOf(run);
+    if (new Set(names).size < 2 || names.every((one) => one.length <= SHORT)) return name;
+    const first = left(beginning(names));
+    const rests = names.map((one) => one.slice(first));
+    const last = reversed(beginning(rests.map(reversed))).search(/[-._ /]/);
+    const shared = reversed(beginning(rests.map(reversed))).length;
+    const cut = last < 0 || shared - last < 8 ? 0 : shared - last;
+    return `${first ? "…" : ""}${name.slice(first, name.length - cut)}${cut ? "…" : ""}`;
+  };
+
   const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 4], [1, 5], [14, 4], [14, 3, 2, 3, 2, 3], [7, 2], [4, 8], [1, 2], [10, 3, 5, 3]];
   // Whether one line hides another: at more than half of the steps that both have they are less than a line's width apart, which is a
   // hundredth of the height.

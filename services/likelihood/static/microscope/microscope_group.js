@@ -123,7 +123,7 @@
     return node(
       "section",
       { class: "common", "data-uid": a.uid, "aria-label": "Beginning that A and B share" },
-      node("h3", {}, `Shared by A (${left}) and B (${right}): ${parted.tokens} tokens`),
+      node("h3", {}, `Shared by A (${left}) and B (${right}): ${U.counted(parted.tokens, "token")}`),
       node("p", { class: "note" }, scored && left !== right ? "The same tokens stand in a right and in a wrong answer: what pushes the wrong one down pushes them down, too." : "The same tokens, with the same change, stand in both."),
       ...body,
     );

@@ -7,6 +7,7 @@
   // Controls other than tab and line feed, marks of direction, zero-width characters, line and paragraph separators.
   const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 
+  U.counted = (n, one) => `${U.integer(n)} ${one}${n === 1 ? "" : "s"}`;
   U.integer = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, ",");
   U.percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`);
   U.signed = (nats) => {
@@ -32,7 +33,7 @@
 
   // A text that may be long: its beginning, and a button for the rest.
   U.long = (text, limit = SHOWN) => {
-    const box = node("span", { class: "outside" });
+    const box = node("span", { class: "outside", dir: "auto" });
     const all = () => box.replaceChildren(...U.visible(text));
     if (text.length <= limit) {
       all();
@@ -46,6 +47,6 @@
   // The beginning of a text, on one line.
   U.short = (text, limit = 80) => {
     const line = text.slice(0, limit + 1).replace(/\s+/g, " ").trim();
-    return node("span", { class: "outside" }, ...U.visible(line.slice(0, limit)), text.length > limit ? "…" : null);
+    return node("span", { class: "outside", dir: "auto" }, ...U.visible(line.slice(0, limit)), text.length > limit ? "…" : null);
   };
 })();

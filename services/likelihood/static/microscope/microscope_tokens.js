@@ -37,7 +37,7 @@
     for (let i = -10; i <= 10; i++) stops.push(U.tint((i * Math.abs(i) * scale) / 100, scale));
     const bar = node("span", { class: "ramp", style: `background:linear-gradient(to right, ${stops.join(", ")})` });
     const marks = node("span", { class: "ticks" }, ...ticks.map((t) => node("span", {}, U.signed(t))));
-    return node("span", { class: "scale" }, node("span", { class: "what" }, what), node("span", { class: "ramp-box" }, bar, marks), node("span", {}, "gained"));
+    return node("span", { class: "scale" }, node("span", { class: "what" }, `${what}: `), node("span", { class: "ends" }, node("span", {}, "lost"), node("span", { class: "ramp-box" }, bar, marks), node("span", {}, "gained")));
   };
 
   // untouched: why LLDS pulls no token of the step up, where that is known.
@@ -45,7 +45,7 @@
     node(
       "div",
       { class: "legend-row" },
-      U.rampOf("Change of a token's log-prob by the update, in nats: lost", scale),
+      U.rampOf("Change of a token's log-prob by the update, in nats", scale),
       held ? node("span", {}, node("span", { class: "t held" }, "underlined"), ": LLDS pulls it up") : node("span", { class: "muted" }, `LLDS pulls no token up here: ${untouched || "it is off, or nothing was updated at this step"}`),
       node("span", {}, node("span", { class: "t unscored" }, "dotted"), ": not scored again"),
     );

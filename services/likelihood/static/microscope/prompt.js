@@ -33,7 +33,7 @@
     const named = prompts.some((p) => p.prompt === view.prompt) || view.prompt === null ? prompts : [{ prompt: view.prompt, steps: null }, ...prompts];
     const about = (p) => (p.steps === null ? "" : ` (${p.probe ? "probe, " : ""}${p.steps} step${p.steps === 1 ? "" : "s"})`);
     const texts = named.map((p) => `${p.prompt.length > 90 ? `${p.prompt.slice(0, 90)}…` : p.prompt}${about(p)}`);
-    if ([...select.options].map((o) => o.text).join("\n") !== texts.join("\n")) select.replaceChildren(...named.map((p, i) => node("option", { value: p.prompt }, texts[i])));
+    if ([...select.options].map((o) => o.text).join("\n") !== texts.join("\n")) select.replaceChildren(...named.map((p, i) => node("option", { value: p.prompt, dir: "auto" }, texts[i])));
     select.value = view.prompt;
   }
 
@@ -128,9 +128,10 @@
       $("time").replaceChildren();
       return;
     }
-    view.scale = U.scaleOf(view.placed.filter((p) => !p.t.probe).map((p) => p.t));
     view.along = U.along(view.a.t, view.steps);
-    view.timeScale = timeScale(view.along);
+    // One scale for all of the page: the same colour is the same change.
+    const updates = U.scaleOf(view.placed.filter((p) => !p.t.probe).map((p) => p.t));
+    view.scale = Math.max(updates, timeScale(view.along), view.b ? U.scaleBetween(view) : 0);
     // Of a trajectory that was scored again the accepted answers may not have been posted.
     const asked = [view.a, ...view.placed].find((p) => p.t.scoring?.golden?.length)?.t || view.a.t;
     const before = view.along.some((c) => c.before);
@@ -142,9 +143,8 @@
         { class: "panel", "aria-label": "A's tokens through time" },
         node("h2", {}, `A's tokens at every step `, node("span", { class: "muted" }, `A: ${sign} ${word}, of step ${view.a.step}`)),
         node("p", { class: "note" }, "A token is known at a step where a trajectory of it begins with the same tokens and documents. Its colour is the change since the first such step; press a token for its curve.", before ? " Steps in italics: before the update, as nothing was scored after it." : ""),
-        node("div", { class: "legend-row" }, U.rampOf("Change of the log-prob since the first known step, in nats: lost", view.timeScale)),
-        node("div", { id: "line" }),
-        ...U.drawAlong(view),
+        node("div", { class: "legend-row" }, U.rampOf("Change of the log-prob since the first known step, in nats", view.scale)),
+        node("div", { class: "along-side" }, node("div", { id: "line" }), node("div", {}, ...U.drawAlong(view))),
       ),
       ...U.twoSteps(view),
     );

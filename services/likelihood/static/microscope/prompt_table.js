@@ -67,7 +67,7 @@
     const cell = (value, from, step, what) => {
       if (value === null) return node("td", { class: "cell unknown", title: `${what}: not known at step ${step}` });
       const out = node("td", { class: "cell", title: `${what}, step ${step}: log-prob ${U.signed(value)}, change ${U.signed(value - from)} nats` });
-      const tint = U.tint(value - from, view.timeScale);
+      const tint = U.tint(value - from, view.scale);
       out.style.backgroundImage = `linear-gradient(${tint}, ${tint})`;
       return out;
     };
@@ -145,21 +145,26 @@
     return { ...a.t, segments };
   }
 
+  // The change between the two that gets the strongest colour.
+  U.scaleBetween = ({ a, b }) => {
+    const { segment, token } = U.shared(a.t, b.t);
+    return U.scaleOf([cut(between(a, b), { segment, token })]);
+  };
+
   U.twoSteps = (view) => {
     const { a, b } = view;
     if (!b) return [node("p", { class: "hint" }, "Only one trajectory of this prompt is kept.")];
     const parted = U.shared(a.t, b.t);
     const made = between(a, b);
     const ends = { segment: parted.segment, token: parted.token };
-    const scale = U.scaleOf([cut(made, ends)]);
     const shared = parted.tokens
       ? node(
           "section",
           { class: "common", "data-uid": a.t.uid, "aria-label": "Beginning that A and B share" },
-          node("h3", {}, `Shared by A (step ${a.step}) and B (step ${b.step}): ${parted.tokens} tokens`),
+          node("h3", {}, `Shared by A (step ${a.step}) and B (step ${b.step}): ${U.counted(parted.tokens, "token")}`),
           node("p", { class: "note" }, a.step === b.step ? "Both are of one step: the same tokens have the same log-prob." : `The same tokens under the weights of step ${a.step} and of step ${b.step}.`),
-          node("div", { class: "legend-row" }, U.rampOf(`Change of a token's log-prob from step ${a.step} to step ${b.step}, in nats: lost`, scale)),
-          ...U.partsOf(made, { segment: 0, token: 0 }, ends, scale),
+          node("div", { class: "legend-row" }, U.rampOf(`Change of a token's log-prob from step ${a.step} to step ${b.step}, in nats`, view.scale)),
+          ...U.partsOf(made, { segment: 0, token: 0 }, ends, view.scale),
         )
       : node("p", { class: "parting" }, "A and B differ from their first token on.");
     const rest = (p) => p.t.segments.length > parted.segment;

@@ -26,6 +26,7 @@
     const latest = (name) => run?.metrics[name] ?? run?.series.series[name]?.mean.findLast((v) => v !== null);
     const standing = (run?.alarms || []).filter((a) => a.cleared === null);
     const box = node("input", { type: "checkbox", "aria-label": info.title ? `${info.title} (${info.run})` : info.run, "data-keep": `show ${info.run}`, onchange: () => U.app.toggle(info.run) });
+    if (!drawn && U.app.full()) Object.assign(box, { disabled: true, title: "No more runs can be drawn at once: untick another one first" });
     const swatch = node("span", { class: "swatch", style: `background:${drawn ? drawn.colour : "transparent"};border:1px solid var(--line)` });
     const names = node("span", { class: "names" }, U.titleOf(info), info.title ? node("span", { class: "muted" }, ` ${info.run}`) : null, info.hidden ? node("span", { class: "muted" }, " (hidden)") : null);
     const tags = (info.tags || []).map((tag) => node("span", { class: "tag" }, tag));

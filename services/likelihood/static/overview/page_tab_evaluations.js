@@ -36,8 +36,8 @@
   const pageOf = (run, name) => `/runs/${encodeURIComponent(run.run)}/evaluations/${encodeURIComponent(name)}`;
   const swatch = (run) => node("span", { class: "swatch", style: `background:${run.colour}` });
   // Beside the papers' sets three digits, as on the other pages.
-  const score = (value, low, high) => node("td", { class: "n" }, typeof value === "number" ? value.toFixed(3) : "–", typeof low === "number" ? node("small", { class: "muted" }, `${low.toFixed(3)}–${high.toFixed(3)}`) : null);
-  const day = (seconds) => node("td", {}, new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, 16));
+  const score = (label, value, low, high) => node("td", { class: "n", "data-label": label }, typeof value === "number" ? value.toFixed(3) : "–", typeof low === "number" ? node("small", { class: "muted" }, `${low.toFixed(3)}–${high.toFixed(3)}`) : null);
+  const day = (seconds) => node("td", { "data-label": "Made, UTC" }, new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, 16));
   function scored(title, heads, rows, hint) {
     const head = heads.map((text, i) => node("th", { scope: "col", class: i > 1 && i < heads.length - 1 ? "n" : null }, text));
     const filled = node("table", { class: "evaluations own" }, node("thead", {}, node("tr", {}, ...head)), node("tbody", {}, ...rows));
@@ -52,10 +52,10 @@
         "tr",
         {},
         node("th", { scope: "row" }, swatch(run), " ", node("a", { href: at }, `${U.titleOf(run)}, ${name}`), node("small", { class: "muted" }, model?.name ?? "how it was asked was not kept")),
-        node("td", {}, String(protocol?.template ?? "–")),
-        score(scores.em.mean, scores.em.low, scores.em.high),
-        score(scores.f1),
-        node("td", { class: "n" }, String(scores.n)),
+        node("td", { "data-label": "Template" }, String(protocol?.template ?? "–")),
+        score("Exact match", scores.em.mean, scores.em.low, scores.em.high),
+        score("F1", scores.f1),
+        node("td", { class: "n", "data-label": "Questions" }, String(scores.n)),
         day(made),
       ),
     );
@@ -70,14 +70,28 @@
     const rows = found.map(({ run, event: { step, time, data } }) => {
       const { em, f1, n } = data.overall;
       const [low, high] = n > 0 && em >= 0 && em <= 1 ? U.wilson(em, n) : [];
-      const cells = [node("td", {}, String(data.mode ?? "–")), score(em, low, high), score(f1), node("td", { class: "n" }, String(n ?? "–")), day(time)];
+      const cells = [node("td", { "data-label": "Mode" }, String(data.mode ?? "–")), score("Exact match", em, low, high), score("F1", f1), node("td", { class: "n", "data-label": "Questions" }, String(n ?? "–")), day(time)];
       const name = `eval_${data.tag}_${data.mode}`;
       const title = `${U.titleOf(run)}, ${step ? `step ${step}` : "before training"}`;
       const shown = kept.get(run.run)?.includes(name) ? node("a", { href: pageOf(run, name) }, title) : title;
       return node("tr", {}, node("th", { scope: "row" }, swatch(run), " ", shown, node("small", { class: "muted" }, String(data.tag ?? ""))), ...cells);
     });
+    // Of each mode, the first and the newest answers that were kept, question by question.
+    const turned = runs.flatMap((run) => {
+      const of = {};
+      for (const event of run.events || []) {
+        const name = `eval_${event.data?.tag}_${event.data?.mode}`;
+        if (event.kind === "evaluation" && kept.get(run.run)?.includes(name)) (of[event.data.mode] ??= new Map()).set(name, event.step);
+      }
+      const weights = (step) => (step ? `step ${step}` : "before training");
+      return Object.entries(of).flatMap(([mode, names]) => {
+        const [[first, from], [last, to]] = [[...names][0], [...names].at(-1)];
+        return first === last ? [] : [" ", node("a", { href: `${pageOf(run, last)}/beside?before=${encodeURIComponent(first)}` }, `${U.titleOf(run)}, ${weights(from)} → ${weights(to)}, ${mode}`), ";"];
+      });
+    });
+    if (turned.length) turned.splice(-1, 1, ".");
     const ways = runs.flatMap((run, i) => [i ? ", " : "", node("a", { href: `/runs/${encodeURIComponent(run.run)}/evaluations` }, U.titleOf(run))]);
-    return scored("Held-out questions of training", ["Weights of", "Mode", "Exact match", "F1", "Questions", "Made, UTC"], rows, ["The answers, to be read: evaluations of ", ...ways, "."]);
+    return scored("Held-out questions of training", ["Weights of", "Mode", "Exact match", "F1", "Questions", "Made, UTC"], rows, ["The answers, to be read: evaluations of ", ...ways, ".", ...(turned.length ? [" Which turned right, which wrong:", ...turned] : [])]);
   }
 
   const asked = (runs) => runs.flatMap((run) => (run.evaluations || []).map((name) => ({ run, name, at: pageOf(run, name) })));
