@@ -94,3 +94,8 @@ def test_a_column_or_a_key_in_one_is_named():
     assert columns_told(row, "meta.anwser") == "Frage, meta; did you mean meta.answer?"
     assert columns_told(row, "mtea.answer") == "Frage, meta; did you mean meta.answer?"
     assert columns_told(row, "Quelle") == "Frage, meta" and columns_told({}, "x") == "none"
+
+
+def test_an_ending_alone_makes_no_name_like_another(tmp_path):
+    (tmp_path / "ok.yaml").write_text("x")
+    assert near_path("nope.yaml") == "" and near_path("okk.yml") == "; did you mean ok.yaml?"
