@@ -213,6 +213,7 @@ def build(
     overwrite: Overwrite = False,
 ) -> None:
     """Index a corpus. An interrupted build goes on where it was."""
+    keys = CorpusKeys(text_key, title_key, id_key, null_is_empty)
     (given,) = in_order("index build", [place], corpus=corpus)
     file = hub.local_file("--corpus", given, _err.print)
     before = stamp_of(out)
@@ -220,7 +221,7 @@ def build(
     with progress_on(_err) as tell:
         info = building.build_index(
             file, out, backend=backend, skip_bad=skip_bad,
-            keys=CorpusKeys(text_key, title_key, id_key, null_is_empty),
+            keys=keys,
             language=language, stem=stem,
             stop_words=stop_words, k1=k1, b=b, postings=postings, model=model, family=family,
             vector_type=vector_type, nprobe=nprobe, ef_search=ef_search, encoder_dtype=encoder_dtype,
@@ -232,7 +233,7 @@ def build(
         _err.print(text, markup=False, soft_wrap=True)
     _report(out, info)
     _say(found)
-    if line := remarks.other_columns(file, CorpusKeys(text_key, title_key, id_key, null_is_empty)):
+    for line in remarks.of_build(file, keys, backend):
         _err.print(line, markup=False, soft_wrap=True)
 
 

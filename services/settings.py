@@ -11,7 +11,15 @@ import os
 import re
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from services.common.loading.user_code import is_import_path
 
@@ -21,6 +29,24 @@ MOST_WORKERS_PER_GPU = 32
 """Ray counts shares of a GPU in ten-thousandths: with more workers they would no longer be told apart."""
 TAKEN_TAGS = ("think", "search", "information", "answer")
 """Tags that are no tool's."""
+
+
+def _tool_name(name: str) -> str:
+    if re.fullmatch(r"[a-z][a-z0-9_-]*", name) and name not in TAKEN_TAGS:
+        return name
+    accepted = f"small letters, digits, _ and -, except for {', '.join(TAKEN_TAGS)}"
+    raise ValueError(f"not the name of a tool; accepted are {accepted}")
+
+
+def _import_path(path: str) -> str:
+    if is_import_path(path):
+        return path
+    raise ValueError("expected an import path package.module:function")
+
+
+ToolName = Annotated[str, AfterValidator(_tool_name)]
+ImportPath = Annotated[str, AfterValidator(_import_path)]
+"""Of the user's own code; each one of a list is refused by itself, so that all mistakes are told."""
 
 
 class Settings(BaseModel):
@@ -117,7 +143,7 @@ class RolloutSettings(Settings):
     """Thoughts of earlier turns, with the templates `hermes` and `llama3`. `family`: as the model's chat
     template has them; a model whose template drops them can be evaluated and asked so, and training refuses
     it, since a trajectory must be one sequence of tokens. `keep`: they stay."""
-    tools: dict[str, str] = Field(default_factory=dict)
+    tools: dict[ToolName, ImportPath] = Field(default_factory=dict)
     """Tools beside the search: tag -> import path `package.module:name` of a function or a class
     (docs/extend.md). The policy calls one by `<TAG>content</TAG>`, and gets what it returns as an
     observation."""
@@ -185,19 +211,6 @@ class RolloutSettings(Settings):
     share_gpus: bool = False
     """Let workers and learner use the same GPUs in turns: engines sleep while the learner computes. For
     machines with one GPU; a run with a GPU for each is faster. `learner.offload_optimizer` frees memory."""
-
-    @field_validator("tools")
-    @classmethod
-    def _tags(cls, tools: dict[str, str]) -> dict[str, str]:
-        for name, path in tools.items():
-            if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in TAKEN_TAGS:
-                raise ValueError(
-                    f"{name}: not the name of a tool; accepted are small letters, digits, _ and -, except "
-                    f"for {', '.join(TAKEN_TAGS)}"
-                )
-            if not is_import_path(path):
-                raise ValueError(f"{name}={path}: expected an import path package.module:name")
-        return tools
 
 
 class WeightSyncSettings(Settings):

@@ -12,6 +12,7 @@ from typing import Any
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.hub import hub_name
+from services.common.names import near_path
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -23,7 +24,7 @@ def check_model(what: str, model: str) -> None:
     if not Path(model).exists() and is_path:
         raise UserError(
             f"{what} {model}: no such folder; expected the folder of a model, or its name on the hub "
-            "(ORG/NAME)"
+            f"(ORG/NAME){near_path(model, Path.is_dir)}"
         )
 
 

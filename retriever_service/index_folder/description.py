@@ -17,6 +17,8 @@ from retriever_service.errors import IndexInvalid, damaged
 from retriever_service.index_folder.corpus import checksum, corpus_bytes
 from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE
 from services.common.errors import UserError
+from services.common.loading.user_code import with_colon
+from services.common.names import near_path
 
 FORMAT = 2
 PACKED_FORMAT = 3
@@ -162,6 +164,14 @@ def told_file(file: Path) -> str:
     )
 
 
+def _meant(folder: Path) -> str:
+    """What may be meant by an index that is not there: one beside it, a function, or one to be built."""
+    near = near_path(folder, lambda beside: (beside / META_FILE).is_file() or beside.is_file())
+    return (
+        near or with_colon(str(folder)) or f"; `unspiral index build --corpus FILE --out {folder}` makes one"
+    )
+
+
 def read_info(folder: str | Path) -> IndexInfo:
     """The description of an index, its files unchecked. Raises IndexInvalid."""
     folder = Path(folder)
@@ -173,9 +183,7 @@ def read_info(folder: str | Path) -> IndexInfo:
             )
         if folder.is_file():
             raise IndexInvalid(f"index {folder}: {told_file(folder)}")
-        raise IndexInvalid(
-            f"index {folder}: no such folder; `unspiral index build --corpus FILE --out {folder}` makes one"
-        )
+        raise IndexInvalid(f"index {folder}: no such folder{_meant(folder)}")
     if not path.is_file():
         what = f"no index: it has no {META_FILE}"
         if list(folder.glob("segments_*")):
@@ -237,7 +245,7 @@ def verify(folder: str | Path, corpus: str | Path | None = None) -> IndexInfo:
 
 def _require_corpus(corpus: Path, folder: Path, info: IndexInfo) -> None:
     if not corpus.exists():
-        raise UserError(f"corpus {corpus}: no such file")
+        raise UserError(f"corpus {corpus}: no such file{near_path(corpus)}")
     if corpus_bytes(corpus) != info.corpus_bytes or checksum(corpus) != info.corpus_sha256:
         raise IndexInvalid(
             f"index {folder} was built from another corpus ({info.corpus}) than {corpus}; build it again"

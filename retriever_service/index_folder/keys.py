@@ -14,6 +14,7 @@ from services.common.records.columns import (
     CONTENTS,
     IDENTITY,
     column_of,
+    columns_told,
     is_missing,
     is_no_value,
     plain_name,
@@ -84,9 +85,9 @@ class CorpusKeys:
         first = next(rows, None) if self else None
         if first is None:
             return
-        columns = ", ".join(map(str, first)) or "none"
         for name, key in self.given.items():
             if column_of(first, key) is None:
+                columns = columns_told(first, key)
                 raise UserError(f"{path}: has no column {key!r}, the {name} key; its columns are {columns}")
 
 

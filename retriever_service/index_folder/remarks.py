@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +106,34 @@ def other_columns(corpus: str | Path, keys: CorpusKeys = NO_KEYS) -> str | None:
         f"{corpus}: no column is called {' or '.join(lacks)}; {options} (of a run: {of_run}) may name one of "
         f"the others: {', '.join(others)}"
     )
+
+
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+"""Letters of scripts whose words stand side by side: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
+_UNSPACED_WORD = re.compile(rf"\w*[{_UNSPACED}]\w*")
+FIRST_PASSAGES = 20
+LONG_WORD = 6.0
+"""Mean letters of such words from which on they are phrases; those that a program has set apart have two."""
+
+
+def unspaced(corpus: str | Path, keys: CorpusKeys = NO_KEYS) -> str | None:
+    """A line where the first passages have no spaces between words: BM25 takes each phrase for one word."""
+    rows = (keys.applied(one.fields) for one in read_records(corpus) if one.fields is not None)
+    found = (field_of(row, CONTENTS) for row in islice(rows, FIRST_PASSAGES))
+    texts = [one[1] for one in found if one is not None and isinstance(one[1], str)]
+    phrases = [phrase for text in texts for phrase in _UNSPACED_WORD.findall(text)]
+    letters = sum(map(len, phrases))
+    of_all = sum(len(word) for text in texts for word in text.split())
+    if not phrases or letters < of_all / 3 or letters / len(phrases) < LONG_WORD:
+        return None
+    return (
+        f"{corpus}: its text has no spaces between words, so BM25 takes a whole phrase for one word and "
+        "finds little; --backend dense searches such text, or put spaces between its words and those of the "
+        "questions"
+    )
+
+
+def of_build(corpus: str | Path, keys: CorpusKeys, backend: str) -> Iterator[str]:
+    """Lines for `index build`, of columns that were not read, and of text that BM25 does not divide."""
+    lines = (other_columns(corpus, keys), unspaced(corpus, keys) if backend == "bm25" else None)
+    yield from filter(None, lines)

@@ -29,7 +29,7 @@ from retriever_service.indexing.build import Build, Plan, make_index, silent
 from retriever_service.indexing.parts import Progress
 from services.common.errors import UserError
 from services.common.files import link_or_copy
-from services.common.names import accepted
+from services.common.names import accepted, near_path
 from services.common.records import field_of, layout_of, open_unpacked, plain_name, read_records
 from services.common.records.columns import QUESTION
 
@@ -209,7 +209,7 @@ def read_questions(path: Path, limit: int) -> list[str]:
     """Questions of a file: records of any layout with a column `question` (or query, problem), or one
     question a line."""
     if not path.is_file():
-        raise UserError(f"{path}: no such file")
+        raise UserError(f"{path}: no such file{near_path(path)}")
     found = list(islice(_questions_of_lines(path) if _is_text(path) else _questions_of_records(path), limit))
     if not found:
         raise UserError(f"{path}: holds no question")

@@ -28,6 +28,7 @@ from retriever_service.shards.index import ShardedIndex
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.user_code import is_import_path
+from services.common.names import near_path
 
 Tell = Callable[[str], None]
 """Told, while an index is opened, what that waits for."""
@@ -136,7 +137,7 @@ def _open_folder(
     settings: ServerSettings, reranker: Reranker | None, tell: Tell = lambda line: None
 ) -> SearchIndex:
     if not Path(settings.index).exists() and settings.index.endswith(".index"):
-        raise IndexInvalid(f"index {settings.index}: no such file")
+        raise IndexInvalid(f"index {settings.index}: no such file{near_path(settings.index)}")
     return Index(
         settings.index,
         settings.corpus,

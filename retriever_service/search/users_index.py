@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -57,7 +58,10 @@ def _hit(where: str, at: int, one: Any) -> tuple[str, float]:
         )
         raise UserError(f"{where}: expected {EXPECTED}; its passage {at} is {got}")
     with calling(where):
-        return clean_text(one[0]), float(one[1])
+        text, score = clean_text(one[0]), float(one[1])
+    if not math.isfinite(score):  # it orders nothing, and JSON has no number for it
+        raise UserError(f"{where}: its passage {at} has the score {score}; expected a finite number")
+    return text, score
 
 
 class UsersIndex:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.loading.extras import needed_for
+from services.common.names import path_like
 
 Say = Callable[[str], None]
 
@@ -52,7 +53,9 @@ class HubName(NamedTuple):
         """What is known before the hub is asked."""
         if not self.bare:
             return "not here"
-        return "no such folder" if self.kind == "model" else "no such file or folder"
+        near = path_like(self.repository)
+        hint = f" (did you mean {near}?)" if near else ""
+        return ("no such folder" if self.kind == "model" else "no such file or folder") + hint
 
     def command(self) -> str:
         """What fetches it into the cache."""

@@ -15,7 +15,7 @@ import typer
 
 from services.common.counting import counted
 from services.common.errors import UnspiralError, UserError
-from services.common.names import accepted
+from services.common.names import accepted, near_path
 from services.common.printing.commands import typed
 from services.common.printing.completed import one_of, typed_so_far
 from services.common.printing.help_pages import REPLACES, RUN
@@ -339,7 +339,7 @@ def _opened(url: str) -> AbstractContextManager[LikelihoodStore]:
     url = _store_of(url)
     path = Path(url.removeprefix("sqlite:"))
     if "://" not in url and not path.exists():
-        near = near_run(path)
+        near = near_path(path) or near_run(path)
         raise UserError(f"likelihood store {path}: no such file; expected {EXPECTED}{near}")
     return closing(open_store(url))
 

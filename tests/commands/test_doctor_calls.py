@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
-from retriever_service.search.users_index import EXPECTED, UsersIndex
+from retriever_service.search.users_index import EXPECTED, UsersIndex, call_search
 from services.common.errors import UserError
 from services.common.processes.patience import Patience
 from services.contracts import Question
@@ -81,11 +81,16 @@ def test_a_search_that_finds_nothing_or_nothing_readable_is_noted():
     level, seen, advice = searched(lambda query, topk: [])
     assert (level, seen) == ("note", "mine:search: 0 passages of 'In which country is Rome?'")
     assert advice.startswith("none for the first question of the run")
-    level, _, advice = searched(lambda query, topk: [(" ", float("nan"))])
-    assert (level, advice) == (
-        "note",
-        "passage 0 is empty; passage 0 has the score nan; expected a finite number",
-    )
+    level, _, advice = searched(lambda query, topk: [(" ", 1.0)])
+    assert (level, advice) == ("note", "passage 0 is empty")
+
+
+@pytest.mark.parametrize("score", ["nan", "inf", "-inf"])
+def test_a_score_that_is_no_number_is_refused_wherever_the_function_is_asked(score):
+    says = f"retriever.index=mine:search: its passage 0 has the score {score}; expected a finite number"
+    assert searched(lambda query, topk: [("Rome", float(score))])[::2] == ("bad", says)
+    with pytest.raises(UserError, match=f"passage 1 has the score {score}; expected a finite number"):
+        call_search("index m:s", lambda query, topk: [("Rome", 1), ("Arl", float(score))], "q", 2)
 
 
 def test_a_search_with_another_number_or_order_of_passages_is_noted():

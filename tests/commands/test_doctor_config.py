@@ -140,8 +140,14 @@ def test_the_doctor_takes_changes_of_the_configuration_as_train_does(config, tmp
     said = " ".join(out.split())
     assert status == 3 and "these are columns of a corpus, not of questions: id, text" in said
     assert "BAD retriever.corpus ./train.jsonl" in said and "`question` makes it a question" in said
-    status, _, err = doctor("--config", file, "learner.lrr=1")
-    assert status == 2 and "did you mean learner.lr?" in err
+    status, out, _ = doctor("--config", file, "learner.lrr=1", "rollout.tools={Calc: 'a:b', calc: c}")
+    said = " ".join(out.split())
+    assert status == 2 and "learner.lrr: unknown key; did you mean learner.lr?" in said
+    assert "rollout.tools.Calc: not the name of a tool" in said, "all are told"
+    assert "rollout.tools.calc: expected an import path" in said
+    assert "ok reward.kind" in said and "note held-out questions" in said, "the rest is checked"
+    status, _, err = doctor("--config", file, "rollout.dtype=float64", "learner.lrr=1", "data={}")
+    assert status == 2 and "data.train: required, and not given" in err, "nothing is left to check"
     status, _, err = doctor("learner.lr=1")
     assert status == 2 and "learner.lr=1 changes a configuration; give it by --config FILE" in err
     said = verdict([Finding("training", "good", "")], tmp_path / "c.yaml", ["run.name=a b"])

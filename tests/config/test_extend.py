@@ -58,10 +58,10 @@ def raw_config(**changes):
     [
         (
             {"rollout__tools": {"search": "a:b"}},
-            "rollout.tools: search: not the name of a tool; accepted are",
+            "rollout.tools.search: not the name of a tool; accepted are",
         ),
-        ({"rollout__tools": {"calc": "nowhere"}}, "rollout.tools: calc=nowhere: expected an import path"),
-        ({"trainer__metrics": ["nowhere"]}, "trainer.metrics: nowhere: expected an import path"),
+        ({"rollout__tools": {"calc": "nowhere"}}, "rollout.tools.calc: expected an import path"),
+        ({"trainer__metrics": ["nowhere"]}, "trainer.metrics.0: expected an import path"),
         (
             {"algorithm__loss": "grpoo"},
             "or an import path package.module:function (got 'grpoo'); did you mean",

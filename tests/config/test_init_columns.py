@@ -55,7 +55,8 @@ def test_columns_of_other_names_are_written_and_read_by_a_run(run, tables, tmp_p
     with pytest.raises(UserError) as told:
         check_named_files(config)
     assert str(told.value) == (
-        "data.question_key: ask.csv has no column 'Fragen'; its columns are Nr, Frage, Antwort"
+        "data.question_key: ask.csv has no column 'Fragen'; its columns are Nr, Frage, Antwort; did "
+        "you mean Frage?"
     )
 
 
@@ -81,20 +82,23 @@ def test_a_file_of_which_no_row_can_be_read_is_refused_in_the_words_of_data_vali
         assert run("data", "validate", file) == (2, "total         0\n", err)
 
 
-def test_some_rows_that_cannot_be_read_are_a_note_with_their_number(run, tables, tmp_path):
+def test_rows_at_which_a_run_would_stop_are_told_and_nothing_is_written(run, tables, tmp_path):
+    assert run("init", *tables, *NAMED, *COLUMNS, "--out", "earlier.yaml")[0] == 0
     with (tmp_path / "ask.csv").open("a") as ask, (tmp_path / "lights.csv").open("a") as lights:
         ask.write("3;Who kept C?;\n4;who kept A;Dirk\n5;Who kept D?;Anna; \n")
         lights.write("3;C;\n1;A;Once more.\n")
     status, _, err = run("init", *tables, *NAMED, *COLUMNS)
-    assert status == 0 and err.splitlines() == [
-        "note: ask.csv: 2 of 5 rows are malformed; the first: ask.csv, line 4: `Antwort` is empty; expected "
-        "an answer; mend them, or set data.skip_bad=true",
+    assert status == 2 and err.splitlines() == [
+        "unspiral: ask.csv: 2 of 5 rows are malformed; the first: ask.csv, line 4: `Antwort` is empty; "
+        "expected an answer",
+        "lights.csv: 1 of 4 rows are malformed; the first: lights.csv, line 4: `Story` is empty; 1 "
+        "passage has the id of an earlier one; expected unique ids",
         "note: 1 question contradicts an earlier one; the first: ask.csv, line 5: the same question as "
         "ask.csv, line 2, with another answer (Dirk; there Anna): who kept A",
-        "note: lights.csv: 1 of 4 rows are malformed; the first: lights.csv, line 4: `Story` is empty; 1 "
-        "passage has the id of an earlier one; expected unique ids; mend them, or set "
-        "retriever.skip_bad=true",
+        "mend these rows, or give --skip-bad; nothing is written",
     ]
+    assert not (tmp_path / "unspiral.yaml").exists()
+    (tmp_path / "earlier.yaml").rename(tmp_path / "unspiral.yaml")
     lines = doctor(tmp_path / "unspiral.yaml")
     lists = "unspiral data validate"
     assert lines["data.train"].split(None, 2)[0::2] == [
@@ -160,10 +164,9 @@ def test_rows_that_are_left_out_are_so_by_the_configuration_too(run, tables, tmp
         with (tmp_path / file).open("a") as more:
             more.write(row)
     status, _, err = run("init", *tables, *NAMED, *COLUMNS)
-    assert status == 0 and err.count("mend them, or set data.skip_bad=true") == 1, err
-    assert err.count("mend them, or set retriever.skip_bad=true") == 1
-    status, _, err = run("init", *tables, *NAMED, *COLUMNS, "--skip-bad", "--overwrite")
-    assert status == 0 and "mend them" not in err, err
+    assert status == 2 and err.count("mend these rows, or give --skip-bad; nothing is written") == 1, err
+    status, _, err = run("init", *tables, *NAMED, *COLUMNS, "--skip-bad")
+    assert status == 0 and "mend these" not in err, err
     assert "left out by data.skip_bad" in err and "left out by retriever.skip_bad" in err
     config = load_config(tmp_path / "unspiral.yaml")
     assert (config.data.skip_bad, config.retriever.skip_bad) == (True, True)
@@ -199,3 +202,15 @@ def test_a_title_and_an_id_by_other_names_are_asked_for(run, tables, tmp_path, h
     if says and "title or id" in says:
         named = ("--title-key", "Heading", "--id-key", "Key")
         assert "no column is called" not in "".join(map(str, run("data", "validate", "c.csv", *named)))
+
+
+def test_a_column_of_the_questions_ids_is_told_its_option(run, tables):
+    url = (*tables[:4], "--url", "http://127.0.0.1:1")
+    assert run("init", *url, *NAMED, "--id-key", "Nr") == (
+        2,
+        "",
+        "unspiral: init: --text-key, --title-key and --id-key are of a corpus; they go with --corpus; the "
+        "questions' ids are named by --question-id-key Nr\n",
+    )
+    status, _, err = run("init", *tables, *NAMED, *COLUMNS[:-1], "Nr")
+    assert status == 2 and err.endswith("; ask.csv has it: --question-id-key Nr\n"), err

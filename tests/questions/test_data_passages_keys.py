@@ -43,7 +43,8 @@ def test_what_the_options_do_not_fit_is_told(made, tmp_path):
     assert (status, rows) == (2, []) and "got No, Headline, Story; --text-key names a column of" in said.err
     status, _, said = made("passages", "c.csv", "p.jsonl", "--text-key", "Stor")
     columns = "its columns are No, Headline, Story"
-    assert (status, said.err) == (2, f"unspiral: c.csv: has no column 'Stor', the text key; {columns}\n")
+    line = f"unspiral: c.csv: has no column 'Stor', the text key; {columns}; did you mean Story?\n"
+    assert (status, said.err) == (2, line)
     status, _, said = made("passages", "a.md", "p.jsonl", *KEYS)
     options = "--text-key, --title-key and --id-key"
     assert (status, said.err) == (2, f"unspiral: a.md: holds documents; {options} go with rows\n")

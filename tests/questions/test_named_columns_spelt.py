@@ -37,7 +37,7 @@ def test_a_column_that_is_not_there_is_told(run, clocks):
     assert (status, err) == (
         2,
         f"unspiral: {clocks}: has no column 'Long', the text key; its columns are Object.No, Full Name, "
-        "Long-Text\n",
+        "Long-Text; did you mean Long-Text?\n",
     )
 
 

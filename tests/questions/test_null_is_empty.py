@@ -87,7 +87,17 @@ def test_data_validate_passages_and_convert_take_it(run, files):
 
 
 def test_init_writes_it_and_a_run_reads_by_it(run, files):
-    given = ("--model", "lab:0", "--data", "q.csv", "--corpus", "c.csv", *COLUMNS, "--null-is-empty")
+    given = (
+        "--model",
+        "lab:0",
+        "--data",
+        "q.csv",
+        "--corpus",
+        "c.csv",
+        *COLUMNS,
+        "--null-is-empty",
+        "--skip-bad",
+    )
     status, _, err = run("init", *given)
     assert status == 0 and "note: c.csv: 1 passage has no id and is named by its place\n" in err
     config = load_config("unspiral.yaml")

@@ -8,6 +8,7 @@ reads the output on.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import typer
 from services.common.errors import explains
 from services.common.loading.extras import not_imported
 from services.common.loading.lazy import LazyModule
+from services.common.names import near_path
 from trainer.commands.lazy import Entry, lazy_app
 from trainer.commands.version import version_lines
 from trainer.name_clash import LACKS, clash_of
@@ -185,7 +187,8 @@ def line_of(error: Exception) -> tuple[str, int] | None:
             ), 3
         return not_imported(error), 3
     if isinstance(error, OSError) and error.filename is not None:  # cannot be read, written or made
-        return f"{error.filename}: {error.strerror}", 3 if error.errno in MACHINE_FULL else 2
+        hint = near_path(os.fsdecode(error.filename)) if error.errno == errno.ENOENT else ""
+        return f"{error.filename}: {error.strerror}{hint}", 3 if error.errno in MACHINE_FULL else 2
     if isinstance(error, OSError) and error.errno in MACHINE_FULL:  # raised by a library, without a name
         return str(error.strerror or error), 3
     return None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +21,8 @@ from retriever_service.search.users_index import load_search
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import write_atomically
-from services.common.loading.user_code import is_import_path
+from services.common.loading.user_code import is_import_path, with_colon
+from services.common.names import near_path
 from services.common.printing.commands import typed
 from services.common.printing.completed import kept_in
 from services.common.printing.help_pages import CORPUS, INDEX, REPLACES
@@ -200,7 +204,10 @@ def init(
     if sum(one is not None for one in (corpus, index, url)) != 1:
         raise UserError("init: give one of --corpus, --index and --url, the passages that the agent searches")
     if columns and corpus is None:
-        raise UserError("init: --text-key, --title-key and --id-key are of a corpus; they go with --corpus")
+        own = f"; the questions' ids are named by --question-id-key {id_key}" if id_key else ""
+        raise UserError(
+            f"init: --text-key, --title-key and --id-key are of a corpus; they go with --corpus{own}"
+        )
     if url is not None:
         check_address("--url", url, "expected the address of a retriever, such as http://127.0.0.1:8000")
     refuse_to_replace(f"--out {out}", out, overwrite)
@@ -212,12 +219,19 @@ def init(
         refuse_to_lose("--out", out, {option: path})
         there = Path(path).exists() or is_import_path(path) if option == "--index" else is_there(path)
         if not there:
-            raise UserError(f"{option} {path}: no such file or folder")
+            hint = near_path(path) or (with_colon(path) if option == "--index" else "")
+            raise UserError(f"{option} {path}: no such file or folder{hint}")
         if option == "--index" and is_import_path(path) and not Path(path).exists():
             load_search(option, path)
         elif option == "--index":
             check_index(option, path)
-    remarks = [*_of_questions(data, held_out, keys, skip_bad), *_of_corpus(corpus, columns, skip_bad)]
+    faults: list[str] = []
+    told = _of_questions(data, held_out, keys, skip_bad, faults)
+    with _meaning_the_questions(data, columns.id):
+        told += _of_corpus(corpus, columns, skip_bad, faults)
+    if faults:  # a run of the file would stop; and the next try would need --overwrite
+        out_of_it = "mend these rows, or give --skip-bad; nothing is written"
+        raise UserError("\n".join([*faults, *told, out_of_it]))
     planned = parameters_by_config(Path(model).expanduser())
     parameters = parameter_count(resolve(model)) if planned is None else planned
     given = next((name, one) for name, one in (("corpus", corpus), ("index", index), ("url", url)) if one)
@@ -230,7 +244,7 @@ def init(
     load_config(out)
     if planned is not None:
         typer.echo(f"note: {model}: no weights there yet; its size is taken from its config.json", err=True)
-    for line in remarks:
+    for line in told:
         typer.echo(typed(line), err=True)
     typer.echo(
         typed(
@@ -241,16 +255,26 @@ def init(
     )
 
 
-def _mended(skip_bad: bool, section: str) -> str:
-    """What is to be done about malformed rows."""
-    key = f"{section}.skip_bad"
-    return f"left out by {key}" if skip_bad else f"mend them, or set {key}=true"
+@contextmanager
+def _meaning_the_questions(data: str, column: str | None) -> Iterator[None]:
+    """Inside, a corpus that lacks the column of its ids is told of the option for those of the questions,
+    where these have it."""
+    try:
+        yield
+    except UserError as error:
+        lacks = column and f"no column {column!r}, the id key" in str(error)
+        if column and lacks and Path(data).exists() and Keys(id=column).of_file(data):
+            error.args = (f"{error}; {data} has it: --question-id-key {shlex.quote(column)}",)
+        raise
 
 
-def _of_questions(data: str, held_out: str | None, keys: Keys, skip_bad: bool) -> list[str]:
-    """What is better known before a run: held-out questions that are trained on, rows that are none. Raises
-    UserError where no row of a file is a question. Names of the laboratory and the hub are not looked up."""
-    lines = []
+def _of_questions(
+    data: str, held_out: str | None, keys: Keys, skip_bad: bool, faults: list[str]
+) -> list[str]:
+    """What is better known before a run: held-out questions that are trained on, rows that are none; faults:
+    gets those at which it would stop. Raises UserError where no row of a file is a question. Names of the
+    laboratory and the hub are not looked up."""
+    lines: list[str] = []
     there = [path for path in (data, held_out) if path is not None and Path(path).exists()]
     for path in there:
         named = keys.beside(path, there[path == data]) if len(there) == 2 else keys
@@ -258,7 +282,7 @@ def _of_questions(data: str, held_out: str | None, keys: Keys, skip_bad: bool) -
         if not report.good:
             raise UserError(f"{path}: {report.total_line}")
         if report.problems:
-            lines.append(f"note: {path}: {report.total_line}; {_mended(skip_bad, 'data')}")
+            _tell(f"{path}: {report.total_line}", skip_bad, "data", lines, faults)
         for said, rows in remarks(report):
             how = f"; {NULL_IS_EMPTY.format('data')}" if rows is report.no_value else ""
             lines.append(f"note: {said}{how}; the first: {rows[0]}")
@@ -271,16 +295,24 @@ def _of_questions(data: str, held_out: str | None, keys: Keys, skip_bad: bool) -
     return lines
 
 
-def _of_corpus(corpus: str | None, columns: CorpusKeys, skip_bad: bool) -> list[str]:
-    """Rows at which a run would stop. Raises UserError where no row is a passage."""
+def _tell(line: str, skip_bad: bool, section: str, lines: list[str], faults: list[str]) -> None:
+    """Malformed rows are a note where a run leaves them out, otherwise a fault."""
+    if skip_bad:
+        lines.append(f"note: {line}; left out by {section}.skip_bad")
+    else:
+        faults.append(line)
+
+
+def _of_corpus(corpus: str | None, columns: CorpusKeys, skip_bad: bool, faults: list[str]) -> list[str]:
+    """As `_of_questions`, of passages. Raises UserError where no row is one."""
     if corpus is None or not Path(corpus).exists():
         return []
     report = validate_corpus(Path(corpus), keys=columns, most=LOOKED_AT)
     if not report.good:
         raise UserError(f"{corpus}: {report.total_line or 'empty; expected at least one passage'}")
-    lines = []
+    lines: list[str] = []
     if report.total_line:
-        lines.append(f"note: {corpus}: {report.total_line}; {_mended(skip_bad, 'retriever')}")
+        _tell(f"{corpus}: {report.total_line}", skip_bad, "retriever", lines, faults)
     if line := other_columns(corpus, columns):
         lines.append(f"note: {line}")
     if report.no_id:

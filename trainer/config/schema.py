@@ -15,14 +15,15 @@ from ruamel.yaml import YAML
 
 from services.common.errors import UserError
 from services.common.http.addresses import is_http
-from services.common.loading.user_code import is_import_path
-from services.common.names import accepted, nearest
+from services.common.loading.user_code import with_colon
+from services.common.names import accepted, near_name, nearest
 from services.common.printing.kinds import shown
 from services.common.redaction import address_without_secrets
 from services.common.users_files import parse_yaml
 from services.common.validation import fitting
 from services.settings import (
     ControlSettings,
+    ImportPath,
     MonitorSettings,
     ProbeSettings,
     RetrieverSettings,
@@ -108,7 +109,7 @@ class TrainerSettings(Settings):
     """End after the step in which so many minutes have passed (paused ones too), as if it were the last."""
     eval_every: int = Field(0, ge=0)
     """Evaluate every n-th step (0: only before and after)."""
-    metrics: list[str] = Field(default_factory=list)
+    metrics: list[ImportPath] = Field(default_factory=list)
     """Import paths `package.module:function` of metrics of your own (docs/extend.md): each is called once per
     step with its trajectories and rewards, and returns numbers by name."""
     eval_at_ends: bool = True
@@ -134,14 +135,6 @@ class TrainerSettings(Settings):
     another stage or step). Past it the run prints what each part waits for and ends with exit status 1.
     Longer than learner.step_timeout_seconds, rollout.trajectory_timeout_seconds and
     reward.timeout_seconds, which name the one that is late."""
-
-    @field_validator("metrics")
-    @classmethod
-    def paths_of(cls, paths: list[str]) -> list[str]:
-        for path in paths:
-            if not is_import_path(path):
-                raise ValueError(f"{path}: expected an import path package.module:function")
-        return paths
 
 
 class Config(Settings):
@@ -338,8 +331,16 @@ def dump_config(config: Config, *, secrets: bool = True) -> str:
     return out.getvalue()
 
 
-UNION_TAGS = {"constrained-int", "constrained-float", "float", "int", "literal['all']", "literal['auto']"}
-"""Parts that pydantic adds to a location, for the member of a union that was tried."""
+UNION_TAGS = {
+    "[key]",
+    "constrained-int",
+    "constrained-float",
+    "float",
+    "int",
+    "literal['all']",
+    "literal['auto']",
+}
+"""Parts that pydantic adds to a location, for the member of a union that was tried, and for a key itself."""
 
 
 MISTAKES = 10
@@ -379,8 +380,10 @@ def _one_line(first: ErrorDetails, key: str) -> str:
     message = expected(first)
     given = "" if isinstance(first["input"], dict | BaseModel) else f" (got {shown(first['input'])})"
     if first["type"] == "literal_error":
-        near = nearest(str(first["input"]), re.findall(r"'(.+?)'", first["ctx"]["expected"]))
-        given += f"; did you mean {near}?" if near else ""
+        known = re.findall(r"'(.+?)'", first["ctx"]["expected"])
+        given += near_name(str(first["input"]), known)
+    if "an import path" in message and "did you mean" not in given:
+        given += with_colon(str(first["input"]))
     return f"{key}: {message}{given}" if key else message
 
 

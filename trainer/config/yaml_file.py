@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import UserError
-from services.common.names import nearest
+from services.common.names import near_path
 from services.common.printing.kinds import kind_of
 from services.common.runs.paths import CONFIG
 from services.common.users_files import parse_yaml, why_unread
@@ -21,7 +21,8 @@ def read_sections(path: Path) -> dict[str, Any]:
         hint = f"; {own} is one" if own.is_file() else ""
         raise UserError(f"{path}: is a folder; expected a YAML file{hint}") from e
     except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"{path}: cannot be read ({why_unread(e)}){_near_file(path)}") from e
+        near = near_path(path, lambda file: file.suffix in (".yaml", ".yml"))
+        raise UserError(f"{path}: cannot be read ({why_unread(e)}){near}") from e
     except ValueError as e:
         raise UserError(f"{path}{_place_and_problem(e)}") from e
     if not isinstance(raw, dict):
@@ -45,12 +46,3 @@ def _place_and_problem(error: ValueError) -> str:
     place, colon, words = str(error).partition(": ")
     is_place = colon and place.startswith("line ")
     return f", {place}: not YAML: {words}" if is_place else f": not YAML: {error}"
-
-
-def _near_file(path: Path) -> str:
-    """`; did you mean mine.yaml?` where the folder has a file with a name like it."""
-    try:
-        near = nearest(path.name, [file.name for file in path.parent.glob("*.y*ml")])
-    except OSError:
-        return ""
-    return f"; did you mean {path.with_name(near)}?" if near and not path.exists() else ""

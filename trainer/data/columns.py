@@ -22,6 +22,7 @@ from services.common.records.columns import (
     IDENTITY,
     QUESTION,
     column_of,
+    columns_told,
     is_missing,
     plain_name,
     value_at,
@@ -106,7 +107,7 @@ class Keys:
         first = next((one.fields for one in read_records(path) if one.fields is not None), None)
         for name, key in self.given.items():
             if first is not None and column_of(first, key) is None:
-                columns = ", ".join(map(str, first)) or "none"
+                columns = columns_told(first, key)
                 raise UserError(f"data.{name}_key: {path} has no column {key!r}; its columns are {columns}")
 
     def of_file(self, path: str | Path) -> Keys:
@@ -128,7 +129,6 @@ class Keys:
     def applied(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """The row with the named columns in the place of those that count otherwise. Raises UserError where
         it lacks one."""
-        columns = ", ".join(map(str, row)) or "none"  # as they are, before one is put in another's place
         values: dict[str, Any] = {}
         clean = without_null if self.null_is_empty else lambda value: value
         row = {name: clean(held) if plain_name(name) in _CELLS else held for name, held in row.items()}
@@ -136,7 +136,9 @@ class Keys:
             if not is_missing(value := clean(value_at(row, key))):
                 values[_PLACES[name][0]] = value if name in ("question", "answer") else _label(value, key)
             elif (own := column_of(row, key)) is None or plain_name(own) != plain_name(key):
-                raise UserError(f"--{name}-key {key}: nothing is there; the columns are {columns}")
+                raise UserError(
+                    f"--{name}-key {key}: nothing is there; the columns are {columns_told(row, key)}"
+                )
             elif name in ("question", "answer"):
                 what = "a question" if name == "question" else "an answer"
                 raise UserError(f"`{own}` is empty; expected {what}")

@@ -20,7 +20,7 @@ from services.common.files import folder_written_aside
 from services.common.loading.extras import how_to_install, installed, needed_for
 from services.common.loading.no_bars import gguf_told, without_bars
 from services.common.loading.quick_transformers import skip_scikit_learn
-from services.common.names import accepted, nearest
+from services.common.names import accepted, near_name, near_path
 from services.common.printing.console import Console
 from services.common.progress import Tell, progress_on
 from services.common.users_files import load_object, reading
@@ -144,11 +144,11 @@ def check_folder(folder: Path, given: str) -> Path:
     where = f"model.path {given}"
     if not folder.is_dir():
         kind = "not a folder" if folder.exists() else "no such folder"
-        near = nearest(given, KNOWN)
+        hint = near_path(given, Path.is_dir) or near_name(given, KNOWN)
         form = f"hf:{given}" if hub.has_form(given) else "ORG/NAME"
         raise UserError(
             f"{where}: {kind}; accepted: a folder in Hugging Face form, a name on the hub ({form}), a "
-            f"known name ({', '.join(KNOWN)}), or lab:SEED" + (f"; did you mean {near}?" if near else "")
+            f"known name ({', '.join(KNOWN)}), or lab:SEED{hint}"
         )
     config = folder / "config.json"
     if not config.is_file():

@@ -30,6 +30,7 @@ from typing import Any
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import move, put_folder, readable_as_usual, sync, write_json
+from services.common.names import near_path
 from services.common.runs.paths import (
     BEST,
     CHECKPOINTS,
@@ -157,7 +158,7 @@ def _promised(path: Path) -> Iterator[str]:
 def require_whole(path: Path) -> None:
     """Raise UserError unless the checkpoint is there and whole."""
     if not path.is_dir():
-        raise UserError(f"checkpoint {path}: no such folder")
+        raise UserError(f"checkpoint {path}: no such folder{near_path(path, Path.is_dir)}")
     if problem := fault(path):
         raise UserError(f"checkpoint {path} is torn or changed: {problem}")
 
@@ -190,7 +191,8 @@ def named(given: str | Path, run: Path | None = None) -> tuple[Path | None, Path
             raise UserError(f"checkpoint best: {run} keeps none: {why_no_best(run)}")
         return (best if str(given) == BEST else None), run
     if not path.exists():
-        raise UserError(f"checkpoint {given}: no such folder{near_run(path, words=(LATEST, BEST))}")
+        hint = near_path(path, Path.is_dir) or near_run(path, words=(LATEST, BEST))
+        raise UserError(f"checkpoint {given}: no such folder{hint}")
     if (path / MANIFEST).exists() or _NAME.match(path.name):
         mine = path.parent / path.readlink() if path.name == BEST and path.is_symlink() else path
         return mine, path.parent

@@ -13,7 +13,8 @@ from numbers import Real
 from typing import Any
 
 from services.common.errors import UserError
-from services.common.loading.user_code import Call, calling, check_takes, find
+from services.common.loading.user_code import Call, calling, check_takes, find, with_colon
+from services.common.names import near_name
 from services.common.printing.kinds import kind_of
 from services.common.processes.own_loop import awaited
 from services.contracts import Trajectory
@@ -110,7 +111,7 @@ def make_reward(kind: str) -> Reward:
     if kind in _KNOWN:
         return _KNOWN[kind]
     if not is_kind(kind):
-        raise UserError(f"reward.kind {kind!r}: {ACCEPTED}")
+        raise UserError(f"reward.kind {kind!r}: {ACCEPTED}{near_name(kind, _KNOWN) or with_colon(kind)}")
     with calling(f"reward.kind {kind!r}: cannot be imported"):
         found = find(kind)
     if not callable(found):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import os
 import pkgutil
@@ -20,7 +21,7 @@ from typing import Any
 
 from services.common.errors import UserError
 from services.common.loading.what_it_has import called_otherwise, defined_at, lacks, misused
-from services.common.names import nearest
+from services.common.names import near_name, nearest
 
 _ROOT = Path(__file__).parents[3]
 OWN_PACKAGES = ("services", "trainer", "retriever_service")
@@ -34,6 +35,9 @@ _ABSENT: Any = object()
 _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
+_DOTTED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)[./]([A-Za-z_]\w*)")
+
+
 class NoSuchName(ImportError):
     """A part of an import path names nothing. The line says all, so no kind or place goes with it."""
 
@@ -43,13 +47,32 @@ def is_import_path(text: str) -> bool:
     return _PATH.fullmatch(text) is not None
 
 
+def with_colon(text: str) -> str:
+    """`; did you mean own.search:search?`, of `own.search.search` where that names a function or class, with
+    a dot for the colon of an import path. Empty for any other text."""
+    parts = _DOTTED.fullmatch(text)
+    if parts is None:
+        return ""
+    path = f"{parts[1]}:{parts[2]}"
+    try:
+        _look_here()
+        if importlib.util.find_spec(parts[1]) is None or not callable(find(path)):
+            return ""
+    except (Exception, SystemExit):  # a guess alone; what is wrong with the module is told where it is named
+        return ""
+    return f"; did you mean {path}?"
+
+
+def _look_here() -> None:
+    """Look in the current folder too, as `python -m trainer` does; the console script does not."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+
+
 def find(path: str) -> Any:
     """The object at `package.module:name`, looked for where Python looks, and in the current folder. Raises
     NoSuchName, and whatever the module's own code raises, SystemExit too."""
-    if (
-        os.getcwd() not in sys.path and "" not in sys.path
-    ):  # as `python -m trainer` has it; the console script has not
-        sys.path.append(os.getcwd())
+    _look_here()
     module_name, _, attribute = path.partition(":")
     try:
         found = importlib.import_module(module_name)
@@ -100,9 +123,8 @@ def _names_in(holder: Any, wanted: str) -> str:
         and callable(value)
         and (not isinstance(holder, ModuleType) or getattr(value, "__module__", "") == holder.__name__)
     ]
-    near = nearest(wanted, public)
     shown = ", ".join(public[:_SHOWN_NAMES]) + (", ..." if len(public) > _SHOWN_NAMES else "")
-    return f"; it has: {shown or 'no function or class'}" + (f"; did you mean {near}?" if near else "")
+    return f"; it has: {shown or 'no function or class'}{near_name(wanted, public)}"
 
 
 def load(key: str, path: str, expected: str, *calls: Call, listed: bool = False) -> Callable[..., Any]:
@@ -111,7 +133,9 @@ def load(key: str, path: str, expected: str, *calls: Call, listed: bool = False)
     be checked; listed: the key takes a list, and the error shows it as it is typed. Raises UserError."""
     where = f"{key}=[{path}]" if listed else f"{key}={path}"
     if not is_import_path(path):
-        raise UserError(f"{where}: expected an import path package.module:name of {expected}")
+        raise UserError(
+            f"{where}: expected an import path package.module:name of {expected}{with_colon(path)}"
+        )
     with calling(f"{where}: cannot be imported"):
         found = find(path)
     if not callable(found):

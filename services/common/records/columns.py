@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from services.common.names import near_name
+
 QUESTION = ("question", "query", "problem", "question_text")
 """Columns that hold a question's text, the first that is there counts."""
 IDENTITY = ("id", "_id", "docid", "doc_id", "pid", "passage_id", "idx", "uid", "qid", "question_id")
@@ -52,6 +54,18 @@ def column_of(row: Mapping[str, Any], key: str) -> str | None:
         if (own := next((own for own in row if plain_name(own) == plain), None)) is not None:
             return own
     return None
+
+
+def columns_told(row: Mapping[str, Any], key: str) -> str:
+    """The columns of a row, for a message that a key names none of them, and the column, or key in one, that
+    may be meant."""
+    inner = [f"{own}.{name}" for own, held in row.items() if isinstance(held, dict) for name in held]
+    return _told((*map(str, row),), (*inner,), key)
+
+
+@lru_cache(256)
+def _told(columns: tuple[str, ...], inner: tuple[str, ...], key: str) -> str:
+    return (", ".join(columns) or "none") + near_name(key, inner if "." in key and inner else columns)
 
 
 def value_at(row: Mapping[str, Any], key: str) -> Any:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
 from services.common.errors import UserError
+from services.common.names import near_path
 from services.common.records.columns import CONTENTS, QUESTION, plain_name
 
 Format = Literal["parquet", "arrow", "jsonl", "json", "table", "empty"]
@@ -106,7 +107,7 @@ def data_files(path: Path, expected: str = "") -> list[Path]:
         return [path]
     refuse_pipe(path)
     if not path.is_dir():
-        raise UserError(f"{path}: no such file or folder{expected}")
+        raise UserError(f"{path}: no such file or folder{near_path(path) or expected}")
     found = [p for p in sorted(path.rglob("*")) if p.is_file() and holds_data(p.relative_to(path))]
     if not found:
         documents = any(p.suffix.lower() in DOCUMENTS for p in path.rglob("*"))

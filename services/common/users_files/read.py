@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import UserError
+from services.common.names import near_path
 from services.common.users_files.yaml_text import parse_yaml
 
 _NO_SUCH_FORM = (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error)
@@ -29,7 +30,8 @@ def reading(name: str | Path, form: str) -> Iterator[None]:
     try:
         yield
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{name}: cannot be read ({why_unread(error)})") from error
+        hint = near_path(error.filename) if isinstance(error, FileNotFoundError) and error.filename else ""
+        raise UserError(f"{name}: cannot be read ({why_unread(error)}){hint}") from error
     except _NO_SUCH_FORM as error:
         raise UserError(f"{name}: not {form} ({' '.join(str(error).split())})") from error
 

@@ -36,7 +36,8 @@ from trainer.commands.options import Overrides
 from trainer.commands.terminal import prints_aside
 from trainer.commands.version import version
 from trainer.config.remarks import remarks
-from trainer.config.schema import Config, load_config
+from trainer.config.schema import Config
+from trainer.config.what_fits import load_what_fits
 from trainer.session.gpus import gpus_here, lack_of_gpus
 
 NAMES = 24
@@ -276,9 +277,15 @@ def check_address(key: str, url: str) -> Iterator[Finding]:
         yield Finding(key, "bad", url, f"does not answer from here: {reason}")
 
 
-def check_config(path: Path, config: Config) -> Iterator[Finding]:
-    """The files and services that a configuration names."""
-    yield Finding("configuration", "good", str(path))
+def check_config(path: Path, config: Config, wrong: Sequence[str] = ()) -> Iterator[Finding]:
+    """The files and services that a configuration names. wrong: lines of the keys that it is without."""
+    for line in wrong:
+        yield Finding("configuration", "bad", str(path), line)
+    if wrong:
+        told = "without the keys above, as if they had not been given"
+        yield Finding("configuration", "note", f"the rest of {path} is checked {told}")
+    else:
+        yield Finding("configuration", "good", str(path))
     for remark in remarks(config):
         yield Finding("configuration", "note", remark)
     yield from check_files(path, config)
@@ -299,20 +306,21 @@ def run_doctor(
     as_json: bool = False,
     whole: bool = False,
 ) -> int:
-    """Print the table of findings. Returns 3 where one is bad, otherwise 0.
+    """Print the table of findings. Returns 3 where one is bad, 2 where keys of the configuration are wrong,
+    otherwise 0.
 
     path: a configuration, whose needs are checked too, and told first, with `overrides` (KEY=VALUE). Of the
     machine it then prints what is not well alone, unless `whole`. clean: remove the remains of dead runs.
     as_json: print `ready`, `verdict` and all `findings` instead. Raises UserError before all checks where the
-    configuration is wrong.
+    configuration is so wrong that the rest of it cannot be judged.
     """
     if overrides and not path:
         raise UserError(f"doctor: {' '.join(overrides)} changes a configuration; give it by --config FILE")
-    config = load_config(path, overrides) if path else None
+    config, wrong = load_what_fits(path, overrides) if path else (None, [])
     asked: list[Finding] = []
     if path and config:
         with prints_aside(as_json):
-            asked += check_config(path, config)
+            asked += check_config(path, config, wrong)
             asked += check_parts(config)
         asked += check_leak(config)
         asked += check_control_port(config)
@@ -326,16 +334,17 @@ def run_doctor(
         machine += check_leftovers(sorted(folders), clean)
     findings = asked + machine
     ready = all(finding.level != "bad" for finding in findings)
+    status = 2 if wrong else 0 if ready else 3
     last = verdict(findings, path, overrides) if role == "workstation" else None
     console = console or Console()
     if as_json:
         told = [asdict(finding) | {"advice": typed(finding.advice)} for finding in findings]
         console.print_json(data={"ready": ready, "verdict": last and typed(last), "findings": told})
-        return 0 if ready else 3
+        return status
     show(asked + folded(machine) if asked and not whole else findings, console)
     if last is not None:
         console.print(typed(last), soft_wrap=True, markup=False, highlight=False)
-    return 0 if ready else 3
+    return status
 
 
 def folded(machine: list[Finding]) -> list[Finding]:

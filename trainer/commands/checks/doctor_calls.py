@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -88,8 +87,6 @@ def check_search(
     if (blank := next((n for n, (text, _) in enumerate(found) if not text.strip()), None)) is not None:
         notes.append(f"passage {blank} is empty")
     scores = [score for _, score in found]
-    if (odd := next((n for n, score in enumerate(scores) if not math.isfinite(score)), None)) is not None:
-        notes.append(f"passage {odd} has the score {scores[odd]}; expected a finite number")
     if (at := next((n for n, pair in enumerate(pairwise(scores), 1) if pair[1] > pair[0]), None)) is not None:
         notes.append(
             f"passage {at} has a higher score ({scores[at]:g}) than the one before it ({scores[at - 1]:g}); "

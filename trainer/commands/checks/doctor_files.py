@@ -9,6 +9,7 @@ from pathlib import Path
 from retriever_service.index_folder.remarks import no_value_said, placed_said
 from services.common.counting import counted, malformed
 from services.common.errors import EnvironmentLacks, UserError
+from services.common.names import near_path
 from services.settings import RetrieverSettings
 from trainer.commands.checks.findings import Finding, tried
 from trainer.config.schema import Config
@@ -39,7 +40,8 @@ def check_files(path: Path, config: Config) -> Iterator[Finding]:
             if isinstance(found := tried(key, value, lab_name, value), Finding):
                 yield found
         elif not models.is_there(value):
-            yield Finding(key, "bad", value, f"no such file or folder{where_looked(path, [value])}")
+            hint = near_path(value) + where_looked(path, [value])
+            yield Finding(key, "bad", value, f"no such file or folder{hint}")
         elif key.startswith("data.") and Path(value).exists():
             yield _questions_of(config, key, value)
     for key, searched in retrievers_of(config):

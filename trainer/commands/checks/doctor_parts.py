@@ -129,7 +129,9 @@ def check_leak(config: Config) -> Iterator[Finding]:
     held_out = held_out[: config.evaluation.limit]
     if count := repeated(held_out, train):
         data = config.data
-        command = validating(str(data.eval), data.train, **named_in(data).given)
+        command = validating(
+            str(data.eval), data.train, null_is_empty=data.null_is_empty, **named_in(data).given
+        )
         advice = f"held-out scores then measure memory; {command} lists them"
         yield Finding(
             "held-out questions",

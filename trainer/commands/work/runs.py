@@ -16,6 +16,7 @@ from services.common.errors import UserError
 from services.common.files import write_json
 from services.common.loading.lazy import LazyModule
 from services.common.loading.own_packages import refuse_others_here
+from services.common.names import near_path
 from services.common.printing.commands import typed
 from services.common.printing.completed import kept_in
 from services.common.printing.console import Console
@@ -271,7 +272,9 @@ def evaluate(
     asked = str(data) if data else settings.data.eval
     if asked is not None and not models.is_there(asked):
         looked = "" if data else where_looked(config, [asked])
-        raise UserError(f"{'--data' if data else 'data.eval:'} {asked}: no such file or folder{looked}")
+        raise UserError(
+            f"{'--data' if data else 'data.eval:'} {asked}: no such file or folder{near_path(asked)}{looked}"
+        )
     run_eval = evaluating.run_eval
     read = {"--config": config, "--data" if data else "data.eval": asked}
     if out:

@@ -16,6 +16,7 @@ from retriever_service.index_folder.passages import no_value_in
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.files import written_aside
+from services.common.names import near_path
 from services.common.records import Record, data_files, field_of, no_utf8, read_records
 from services.common.records.columns import CONTENTS, IDENTITY, is_missing, plain_name
 from services.common.records.files import DOCUMENTS, refuse_pipe
@@ -152,7 +153,7 @@ def _documents(src: Path, made: Made, keys: CorpusKeys) -> Iterator[Document | U
             )
     else:
         refuse_pipe(src)
-        raise UserError(f"{src}: no such file or folder")
+        raise UserError(f"{src}: no such file or folder{near_path(src)}")
     if files and keys:
         raise UserError(f"{src}: holds documents; --text-key, --title-key and --id-key go with rows")
     keys.check(src)

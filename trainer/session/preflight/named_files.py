@@ -6,6 +6,7 @@ from pathlib import Path
 
 from services.common import hub
 from services.common.errors import UserError
+from services.common.names import near_path
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.demonstrations import read_demonstrations
@@ -26,7 +27,8 @@ def check_named_files(config: Config) -> None:
     if len(missing) == 1 and missing[0].startswith("model.path: "):
         models.resolve(config.model.path)  # it says what a model may be
     if missing:
-        raise UserError(f"{'; '.join(missing)}: no such file or folder")
+        hint = near_path(named[missing[0].partition(": ")[0]]) if len(missing) == 1 else ""
+        raise UserError(f"{'; '.join(missing)}: no such file or folder{hint}")
     for key, value in named.items():
         if models.on_hub(value) and not key.endswith(("model.path", ".index")):
             hub.local_file(key, value, models.aside)

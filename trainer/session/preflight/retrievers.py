@@ -14,6 +14,7 @@ from retriever_service.index_folder.description import read_info
 from retriever_service.search.users_index import load_search
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.loading.user_code import is_import_path
+from services.common.names import near_path
 from services.common.redaction import address_without_secrets
 from services.settings import RetrieverSettings
 from trainer.config.schema import Config
@@ -52,7 +53,8 @@ def check_retrievers(config: Config) -> None:
             load_search(f"{key}.index", settings.index)
         corpus = settings.corpus
         if corpus and not models.is_there(corpus):
-            raise UserError(f"{key}.corpus: {corpus}: no such file or folder; docs/data.md says what is read")
+            hint = near_path(corpus) or "; docs/data.md says what is read"
+            raise UserError(f"{key}.corpus: {corpus}: no such file or folder{hint}")
         check_corpus(key, settings)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from services.common.errors import UserError
-from services.common.loading.user_code import Call, calling, check_takes, find
-from services.common.names import nearest
+from services.common.loading.user_code import Call, calling, check_takes, find, with_colon
+from services.common.names import near_name
 from services.common.printing.kinds import kind_of
 from services.contracts import Reading
 from services.rollout.worker.templates.base import ParsedAction, TagTemplate, Template, reading_of
@@ -32,10 +32,9 @@ def template_class(name: str) -> Callable[[Any, RolloutSettings], Template]:
     and in the current folder. Raises UserError."""
     path = _KNOWN.get(name, name)
     if ":" not in path:
-        near = nearest(name, _KNOWN)
         raise UserError(
             f"rollout.template={name}: expected {', '.join(_KNOWN)}, or an import path package.module:Name"
-            + (f"; did you mean {near}?" if near else "")
+            f"{near_name(name, _KNOWN) or with_colon(name)}"
         )
     with calling(f"rollout.template={name}: cannot be imported"):
         factory = find(path)
