@@ -42,13 +42,13 @@ def test_the_store_is_closed_and_the_status_names_the_signal(tmp_path, number):
     ) as server:
         try:
             assert server.stdout.readline().startswith("likelihood service: http://127.0.0.1:")
+            assert server.stdout.readline() == f"likelihood service: {store} is new and empty\n"
             server.send_signal(number)
             out, _ = server.communicate(timeout=60)
         finally:
             server.kill()
-    new = f"likelihood service: {store} is new and empty\n"
     stopped = f"likelihood service: stopped by {signal.Signals(number).name}\n"
-    assert (out, server.returncode) == (f"{new}closed\n{stopped}", 128 + number)
+    assert (out, server.returncode) == (f"closed\n{stopped}", 128 + number)
 
 
 def answer_of(connection: socket.socket) -> bytes:
