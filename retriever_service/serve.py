@@ -46,7 +46,8 @@ def serve_retriever(
         typer.Option(
             "--index",
             "--index_path",
-            help=f"{INDEX}; a FAISS file (with --corpus); qdrant+http://HOST:PORT/NAME.",
+            help=f"{INDEX}; a FAISS file (with --corpus); qdrant+http://HOST:PORT/NAME; a function of yours, "
+            "PACKAGE.MODULE:NAME.",
         ),
     ] = None,
     corpus: Annotated[
@@ -144,6 +145,14 @@ def serve_retriever(
             min=1, help="Most queries searched together; with a reranker, most passages it reads together."
         ),
     ] = 256,
+    concurrency: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=1024,
+            help="Most calls at a time of a function that is the index (PACKAGE.MODULE:NAME).",
+        ),
+    ] = 1,
     batch_wait_ms: Annotated[
         float, typer.Option(min=0, help="Milliseconds that a batch waits for more queries if it is not full.")
     ] = 0.0,
@@ -200,7 +209,8 @@ def serve_retriever(
             faiss_gpu=faiss_gpu, dense_device=dense_device, dense_dtype=dense_dtype, reranker=reranker,
             rerank_depth=rerank_depth, dialect=dialect, mcp=as_tool,
             workers=workers, batch_size=batch_size, batch_wait_ms=batch_wait_ms, max_queued=max_queued,
-            cache_size=cache_size, request_timeout_seconds=timeout_seconds, max_topk=max_topk,
+            concurrency=concurrency, cache_size=cache_size, request_timeout_seconds=timeout_seconds,
+            max_topk=max_topk,
             max_passages=max_passages, max_queries=max_queries, max_query_chars=max_query_chars,
             max_body_bytes=max_body_bytes, max_bodies_bytes=max_bodies_bytes,
             max_connections=max_connections, insecure=insecure, drain_seconds=drain_seconds,

@@ -73,6 +73,8 @@ class ServerSettings(BaseModel):
     batch_size: int = Field(256, ge=1)
     """Most queries searched together; 1 handles them one at a time. With a reranker, most passages that it
     reads together."""
+    concurrency: int = Field(1, ge=1, le=1024)
+    """Most calls at a time, in each worker, of a function that `index` names (`package.module:function`)."""
     batch_wait_ms: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Milliseconds that a batch waits for more queries if it is not full. 0: a batch is whatever came in
     while the last one was searched."""

@@ -47,9 +47,13 @@ PORTS = 3
 
 
 class _RetrieverActor:
-    def __init__(self, host: str, port: int, index: str, topk: int, start_seconds: float) -> None:
+    def __init__(
+        self, host: str, port: int, index: str, topk: int, start_seconds: float, concurrency: int
+    ) -> None:
         # On a cluster its workers ask from other nodes, and as Search-R1's clients do they send no token.
-        settings = ServerSettings(index=index, host=host, port=port, topk=topk, insecure=True)
+        settings = ServerSettings(
+            index=index, host=host, port=port, topk=topk, insecure=True, concurrency=concurrency
+        )
         self._server = retriever.serve_in_thread(settings, start_timeout_seconds=start_seconds)
 
     def url(self) -> str:
@@ -167,11 +171,12 @@ def index_corpus(
 
 
 def start_retriever(
-    index: str | Path, *, topk: int, name: str, timeout_seconds: float, key: str = ""
+    index: str | Path, *, topk: int, name: str, timeout_seconds: float, key: str = "", concurrency: int = 1
 ) -> Service:
-    """Serve an index folder on a free port of the driver's node. key: the setting of `timeout_seconds`."""
+    """Serve an index folder, or a function, on a free port of the driver's node. key: the setting of
+    `timeout_seconds`; concurrency: calls of the function at a time."""
     # The server's own limit is no shorter, so that the one that was set is the one that is told.
-    given = (_host(), str(index), topk, timeout_seconds + 1)
+    given = (_host(), str(index), topk, timeout_seconds + 1, concurrency)
     return _start(_RetrieverActor, name, timeout_seconds, *given, key=key)
 
 

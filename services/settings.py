@@ -86,7 +86,8 @@ class RetrieverSettings(Settings):
     url: str | None = None
     """Address of a running retriever, e.g. http://127.0.0.1:8000."""
     index: str | None = None
-    """Folder of a built index; the driver starts the service on it."""
+    """Folder of a built index, or a function of your own, `package.module:name` (docs/extend.md); the driver
+    starts the service on it."""
     corpus: str | None = None
     """Corpus file or folder, of any layout in docs/data.md, or a data set on the hub (hf:ORG/NAME/FILE); the
     driver indexes it (BM25), then starts the service."""
@@ -103,6 +104,9 @@ class RetrieverSettings(Settings):
     """Column of `corpus` with the title, which is put before the text."""
     id_key: str | None = None
     """Column of `corpus` with the ids."""
+    concurrency: int = Field(1, ge=1, le=1024)
+    """Most calls at a time of a function that `index` names. With 1 all are made one after another, in one
+    thread."""
     timeout_seconds: float = Field(60.0, gt=0)
     """Longest wait for one search in seconds, retries included. After it the trajectory fails and is run
     again."""

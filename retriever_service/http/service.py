@@ -54,13 +54,19 @@ class _Ask:
 class _Opened:
     """An open index and the queues before it."""
 
-    def __init__(self, index: SearchIndex, make: Callable[..., Batcher[Any, Any]], depth: int) -> None:
+    def __init__(
+        self, index: SearchIndex, make: Callable[..., Batcher[Any, Any]], settings: ServerSettings
+    ) -> None:
         self.index = index
+        depth = settings.rerank_depth
         # An index of a user's own may lack what is optional.
         reranker = getattr(index, "reranker", None)
         self.rerankings: Batcher[_Given, Order] | None = None
-        if reranker is None:
-            self.searches: Batcher[str, Hits] = make(index.search, index.quick)
+        if (at_once := getattr(index, "at_once", None)) is not None:
+            places = max(1, settings.batch_size // at_once)
+            self.searches: Batcher[str, Hits] = make(index.search, index.quick, lambda query, topk: places)
+        elif reranker is None:
+            self.searches = make(index.search, index.quick)
         else:  # it takes longer by the passage: a batch of 256 queries would outlast the deadline of each
             self.searches = make(index.search, index.quick, lambda query, topk: max(topk, depth))
             self.rerankings = make(reranker.order, False, lambda given, topk: max(1, len(given[1])))
@@ -186,7 +192,7 @@ class Service:
             self._opening = False
 
     def _take(self, index: SearchIndex) -> None:
-        self._opened = _Opened(index, self._batcher, self.settings.rerank_depth)
+        self._opened = _Opened(index, self._batcher, self.settings)
         if isinstance(index, ChangingIndex):
             index.on_change = lambda: self._describe(index)
         self._describe(index)

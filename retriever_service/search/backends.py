@@ -172,7 +172,9 @@ BACKENDS: tuple[Backend, ...] = (
         "function",
         lambda s: is_import_path(s.index) and not Path(s.index).exists(),
         _check_function,
-        lambda s, reranker: UsersIndex(s.index, reranker),
+        lambda s, reranker: UsersIndex(
+            s.index, reranker, concurrency=s.concurrency, timeout_seconds=s.request_timeout_seconds
+        ),
     ),
     Backend("shards", lambda s: s.index.startswith(SHARDS), _check_shards, _open_shards, _open_shards),
     Backend("qdrant", lambda s: s.index.startswith(PREFIX), _check_remote, _open_remote),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, Protocol
 
+from retriever_service.errors import QueriesFailed
 from retriever_service.index_folder.description import IndexInfo
 from retriever_service.index_folder.documents import encode_document
 from retriever_service.index_folder.rows import Rows
@@ -16,21 +20,28 @@ from services.common.answers import clean_text
 from services.common.errors import UserError
 from services.common.loading.user_code import Call, calling, load
 from services.common.printing.kinds import kind_of
+from services.common.processes.daemon_threads import DaemonThreads
+from services.common.processes.own_loop import awaited
 
 TRIAL = "who wrote Hamlet?"
 """The query of the one call when an index is opened."""
+MOST_HANGING = 64
+"""Calls that may hang in threads of their own before further ones wait for them."""
 
 
 class Search(Protocol):
     """What the import path names."""
 
-    def __call__(self, query: str, topk: int) -> Sequence[tuple[str, float]]:
-        """At most `topk` passages of a query, best first: `title, newline, text`, and the score."""
+    def __call__(
+        self, query: str, topk: int
+    ) -> Sequence[tuple[str, float]] | Awaitable[Sequence[tuple[str, float]]]:
+        """At most `topk` passages of a query, best first: `title, newline, text`, and the score. It may be
+        `async`."""
 
 
 def load_search(key: str, path: str) -> Search:
     """The function at an import path. key: the one that names it, for the error. Raises UserError."""
-    return load(key, path, "a function of a query and topk", Call(2))
+    return load(key, path, "a function of a query and topk", Call(2, awaited=True))
 
 
 EXPECTED = "a list of passages with their scores, best first, such as [('title\\ntext', 1.5)]"
@@ -41,6 +52,8 @@ def call_search(where: str, search: Search, query: str, topk: int) -> list[tuple
     form."""
     with calling(where):
         returned: Any = search(query, topk)
+        if inspect.isawaitable(returned):
+            returned = awaited(returned)
         found = list(returned) if isinstance(returned, Iterable) and not isinstance(returned, str) else None
     if found is None:
         raise UserError(f"{where}: expected {EXPECTED}; it returned {kind_of(returned)}")
@@ -70,11 +83,24 @@ class UsersIndex:
     quick = False
     rows: Rows | None = None
 
-    def __init__(self, path: str, reranker: Reranker | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        reranker: Reranker | None = None,
+        *,
+        concurrency: int = 1,
+        timeout_seconds: float = 30.0,
+    ) -> None:
+        """concurrency: most calls at a time, each in a thread. With 1 all are made in the same one, so that
+        the function need not be made for several. timeout_seconds: longest wait for a call."""
         if reranker is not None:
             raise UserError(f"--reranker: does not go with --index {path}, which ranks by itself")
         self.reranker: Reranker | None = None
+        self.at_once = concurrency
+        """Most queries that are searched together: further ones would wait for these."""
         self._path = path
+        self._seconds = timeout_seconds
+        self._threads = DaemonThreads(concurrency, "search")
         self._function = load_search("index", path)
         self._refuse_other_forms()
         self.info = IndexInfo(backend="function", corpus=path, passages=0, settings={})
@@ -82,15 +108,43 @@ class UsersIndex:
     def _refuse_other_forms(self) -> None:
         """One call, before anybody asks. Raises UserError for another form of answer; a function that fails
         may be early: what it asks is not up yet."""
-        try:
-            call_search(f"index {self._path}", self._function, TRIAL, 1)
-        except UserError as error:
-            if error.__cause__ is None:
-                raise
+        (outcome,) = self._outcomes([TRIAL], 1)
+        if isinstance(outcome, UserError) and outcome.__cause__ is None:
+            raise outcome
 
     def search(self, queries: Sequence[str], topk: int) -> list[Hits]:
-        """As SearchIndex. Raises UserError where the function fails: never an empty result instead."""
-        return [self._one(query, topk) if query.strip() else [] for query in queries]
+        """As SearchIndex. Raises UserError where the function fails, of several queries QueriesFailed: never
+        an empty result instead."""
+        outcomes = self._outcomes(queries, topk)
+        if any(isinstance(one, Exception) for one in outcomes):
+            raise outcomes[0] if len(outcomes) == 1 else QueriesFailed(outcomes)
+        return outcomes
+
+    def _outcomes(self, queries: Sequence[str], topk: int) -> list[Any]:
+        """Of each query the passages, or the UserError."""
+        calls = [
+            self._threads.submit(partial(self._one, query, topk)) if query.strip() else None
+            for query in queries
+        ]
+        # Python cannot end a thread, and one may wait for ever for what its function asks. After the first
+        # call that is late the others are not waited for: those who asked have given up too.
+        seconds = self._seconds
+        outcomes: list[Any] = []
+        for call in calls:
+            if call is not None and not wait([call], seconds).done:
+                seconds = 0.0
+                outcomes.append(self._given_up(call))
+            else:
+                outcomes.append([] if call is None else call.exception() or call.result())
+        return outcomes
+
+    def _given_up(self, call: Future[Hits]) -> UserError:
+        """The error of a call that is late; another thread takes the place of its own."""
+        if self._threads.give_up(call) and self._threads.hanging <= MOST_HANGING:
+            self._threads.most += 1
+        late = UserError(f"index {self._path}: no result within {self._seconds:g} s")
+        late.__cause__ = TimeoutError()  # no fault of the form of what it returns
+        return late
 
     def _one(self, query: str, topk: int) -> Hits:
         found = call_search(f"index {self._path}", self._function, query, topk)
@@ -101,7 +155,8 @@ class UsersIndex:
         return query
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """End the threads, once their calls have returned."""
+        self._threads.close()
 
 
 def _id(contents: str) -> str:

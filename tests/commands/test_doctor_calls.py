@@ -247,6 +247,30 @@ def test_the_limit_of_the_run_is_kept_and_named_where_the_doctor_waits_longer(mo
     assert found.advice.endswith("within 0.05 s (a run waits retriever.timeout_seconds=60)")
 
 
+def test_a_search_too_slow_for_all_trajectories_at_once_is_noted():
+    crowd = doctor_calls.Crowd(trajectories=80, concurrency=2)
+    assert crowd.note("retriever", 1.04, 30) == (
+        "a call took 1 s: 80 trajectories that search at once wait up to 42 s, and a search is given up "
+        "after 30 s; retriever.concurrency (2 now) calls it from as many threads"
+    )
+    assert crowd.note("retriever", 0.7, 30) == ""
+    limit = doctor_calls.Limit("retriever.timeout_seconds", 60)
+
+    def takes_a_while(query, topk):
+        time.sleep(0.05)
+        return pairs(query, topk)
+
+    def found(trajectories):
+        crowd = doctor_calls.Crowd(trajectories, 1)
+        return doctor_calls.check_search(
+            "evaluation.retriever.index", "mine:search", takes_a_while, QUESTION, 3, limit, crowd
+        )
+
+    assert found(2).level == "good"
+    level, advice = found(10_000).level, found(10_000).advice
+    assert level == "note" and "is given up after 30 s; evaluation.retriever.concurrency (1 now)" in advice
+
+
 def descent(logp, old, advantages, *, clip_low, clip_high):
     return -(logp - old).exp() * advantages
 

@@ -221,7 +221,7 @@ def test_a_service_that_takes_longer_than_its_setting_names_it_and_the_server_ge
         "n: did not start within retriever.limit=300; a large index or a busy machine needs more: set "
         "retriever.limit"
     )
-    assert made[0][2:] == ("i", 3, 301) and len(killed) == 1
+    assert made[0][2:] == ("i", 3, 301, 1) and len(killed) == 1
     used[1] = 0.5  # it works, on half a core
     with pytest.raises(EnvironmentLacks, match=r"retriever\.limit=300, 600 s by the clock; a large index or"):
         launcher.start_retriever("i", topk=3, name="n", timeout_seconds=300, key="retriever.limit")

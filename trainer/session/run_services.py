@@ -79,6 +79,7 @@ async def retriever_address(
                 name=actor,
                 timeout_seconds=limit,
                 key=longest,
+                concurrency=settings.concurrency,
             )
             url = await _started(start, stack)
     client = RetrieverClient(url, timeout_seconds=settings.timeout_seconds)

@@ -208,8 +208,11 @@ def retriever_place(source: Named, given: str | None) -> str:
 def _served(index: str, source: Named, parts: ExitStack, say: Say) -> str:
     """A retriever on an index, in this process."""
     say(f"retriever on {index}")
-    settings = ServerSettings(index=index, port=0, topk=source.config.rollout.topk)
-    seconds = source.config.retriever.start_timeout_seconds
+    run = source.config
+    settings = ServerSettings(
+        index=index, port=0, topk=run.rollout.topk, concurrency=run.retriever.concurrency
+    )
+    seconds = run.retriever.start_timeout_seconds
     started = retriever.serve_in_thread(settings, start_timeout_seconds=seconds)
     parts.callback(started.stop)
     return started.url

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from retriever_service.search.users_index import TRIAL, Search, call_search
+from retriever_service.settings import ServerSettings
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
@@ -42,6 +43,8 @@ else:  # transformers and torch take seconds
 T = TypeVar("T")
 SECONDS = 30.0
 """Longest wait for one call."""
+SEARCH_SECONDS: float = ServerSettings.model_fields["request_timeout_seconds"].default
+"""Longest wait of a search at the service that a run starts."""
 REWARDS = [1.0, 0.0, 0.0, 1.0]
 """Of the made trajectories, for metrics."""
 SHOWN = 60
@@ -64,22 +67,57 @@ class Limit:
         return of_run if self.run_seconds <= SECONDS else f"{SECONDS:g} s (a run waits {of_run})"
 
 
+@dataclass(frozen=True)
+class Crowd:
+    """Those who may search at the same time."""
+
+    trajectories: int
+    concurrency: int
+    """Calls of the function at a time."""
+
+    def note(self, key: str, seconds: float, limit: float) -> str:
+        """Of a function that lets them wait too long; "" of others. key: of the retriever; seconds: of one
+        call; limit: of one search."""
+        longest = seconds * self.trajectories / self.concurrency
+        if longest <= limit:
+            return ""
+        return (
+            f"a call took {seconds:.2g} s: {self.trajectories} trajectories that search at once wait up to "
+            f"{longest:.0f} s, and a search is given up after {limit:g} s; {key}.concurrency "
+            f"({self.concurrency} now) calls it from as many threads"
+        )
+
+
 def check_search(
-    key: str, path: str, search: Search, question: Question, topk: int, limit: Limit | None = None
+    key: str,
+    path: str,
+    search: Search,
+    question: Question,
+    topk: int,
+    limit: Limit | None = None,
+    crowd: Crowd | None = None,
 ) -> Finding:
-    """Whether a search of a question returns passages with scores, as many as asked for, best first."""
+    """Whether a search of a question returns passages with scores, as many as asked for, best first, and in
+    time for a crowd."""
+    began = time.monotonic()
 
     def call() -> list[tuple[str, float]]:
         where = f"{key}={path}"
         if limit and limit.run_seconds < SECONDS:  # a run calls it once before, when it opens it
             in_time(where, lambda: call_search(where, search, TRIAL, 1))
+        nonlocal began
+        began = time.monotonic()
         return in_time(where, lambda: call_search(where, search, question.text, topk), limit)
 
     found = tried(key, path, call)
     if isinstance(found, Finding):
         return found
+    seconds = time.monotonic() - began
     seen = f"{path}: {counted(len(found), 'passage')} of {in_one_line(question.text, SHOWN)!r}"
     notes = []
+    longest = min(limit.run_seconds if limit else SECONDS, SEARCH_SECONDS)
+    if crowd and (note := crowd.note(key.removesuffix(".index"), seconds, longest)):
+        notes.append(note)
     if not found:
         notes.append("none for the first question of the run; a policy that reads nothing learns no search")
     if len(found) > topk:
@@ -196,7 +234,9 @@ def check_call(key: str, path: str, loaded: object, config: Config, question: Qu
         held_out = config.evaluation.retriever if key.startswith("evaluation.") else None
         settings = held_out or config.retriever
         limit = Limit(f"{key.removesuffix('.index')}.timeout_seconds", settings.timeout_seconds)
-        return check_search(key, path, cast(Search, loaded), question, config.rollout.topk, limit)
+        in_flight = config.rollout.prompts_per_step * config.rollout.group_size
+        crowd = Crowd(in_flight, settings.concurrency)
+        return check_search(key, path, cast(Search, loaded), question, config.rollout.topk, limit, crowd)
     if key.startswith("rollout.tools."):
         tools = cast(Mapping[str, Callable[..., object]], loaded)
         limit = Limit("rollout.tool_timeout_seconds", config.rollout.tool_timeout_seconds)
