@@ -208,6 +208,7 @@ def question_of(
     source_from, source = given if given is not None else ("", default_source)
     if not isinstance(source, str):
         raise UserError(f"expected `{source_from}`: a text, got {kind_of(source)}")
+    source = source.strip() or default_source  # ` nq` of a table written with blanks is no other source
     kept = None if user is None or user.strip() == text or _is_for_others(user) else user
     question = Question(
         _id(row, number, source), text, golden, source, kept, system if kept is not None else None
@@ -409,8 +410,8 @@ def _id(row: Mapping[str, Any], number: int, source: str) -> str:
     """The row's id; without one, source, split and index of `extra_info`; without that, the row's number in
     the file, from 0."""
     found = field_of(row, IDENTITY)
-    if found is not None and not isinstance(found[1], dict | list):
-        return str(found[1])
+    if found is not None and not isinstance(found[1], dict | list) and (own := str(found[1]).strip()):
+        return own
     info = _unpacked(row.get("extra_info"))
     if isinstance(info, dict) and info.get("index") is not None:
         return f"{source}_{info.get('split') or 'row'}_{info['index']}"
