@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from services.common.errors import EnvironmentLacks, UnspiralError, UserError
 
@@ -55,15 +54,6 @@ class QueueFull(UnspiralError):
     def __init__(self, line: str, retry_after_seconds: int = 1) -> None:
         super().__init__(line)
         self.retry_after_seconds = retry_after_seconds
-
-
-class QueriesFailed(UserError):
-    """A search of several queries, of which some failed, each by an error of its own."""
-
-    def __init__(self, outcomes: Sequence[Any]) -> None:
-        """outcomes: the result of each query, or its Exception; one is an Exception at least."""
-        super().__init__(str(next(one for one in outcomes if isinstance(one, Exception))))
-        self.outcomes = list(outcomes)
 
 
 class DeadlinePassed(UnspiralError):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from retriever_service.errors import DeadlinePassed, QueriesFailed, QueueFull, RequestRefused
+from retriever_service.errors import DeadlinePassed, QueueFull, RequestRefused
 from retriever_service.http.metrics import Metrics
 from services.common.errors import UnspiralError
 
@@ -70,9 +70,8 @@ class Batcher(Generic[Q, R]):
         quick: bool = False,
         weight: Callable[[Q, int], int] | None = None,
     ) -> None:
-        """`search` gets queries and topk, and returns one result per query, or raises QueriesFailed where it
-        knows which of them fail; after any other error each request is searched alone. `weight` gives the
-        number of the `batch_size` places that a query with its topk takes; None is one per query."""
+        """`search` gets queries and topk, and returns one result per query. `weight` gives the number of the
+        `batch_size` places that a query with its topk takes; None is one per query."""
         self._search = search
         self._metrics = metrics
         self._quick = quick
@@ -251,30 +250,18 @@ class Batcher(Generic[Q, R]):
         queries = list(dict.fromkeys(q for _, part in parts for q in part))
         try:
             results = dict(zip(queries, self._timed_search(queries, topk), strict=True))
-        except QueriesFailed as failed:
-            outcomes = dict(zip(queries, failed.outcomes, strict=True))
-            for job, part in parts:
-                found = [outcomes[q] for q in part]
-                if (error := next((one for one in found if isinstance(one, Exception)), None)) is None:
-                    job.results += found
-                else:
-                    self._failed(job, error)
-            return
         except Exception as error:
             if len(parts) == 1:
-                self._failed(parts[0][0], error)
+                known = isinstance(error, UnspiralError)  # its line says all
+                if not isinstance(error, RequestRefused):  # that is no failure of the search
+                    log.error("search failed: %s", error, exc_info=None if known else error)
+                parts[0][0].error = error
                 return
             for one in parts:
                 self._search_parts([one], topk)
             return
         for job, part in parts:
             job.results += [results[q] for q in part]
-
-    def _failed(self, job: _Job[Q, R], error: Exception) -> None:
-        known = isinstance(error, UnspiralError)  # its line says all
-        if not isinstance(error, RequestRefused):  # that is no failure of the search
-            log.error("search failed: %s", error, exc_info=None if known else error)
-        job.error = error
 
     def _timed_search(self, queries: list[Q], topk: int) -> list[R]:
         started = time.perf_counter()

@@ -15,12 +15,14 @@ from pydantic import TypeAdapter
 
 from retriever_service.errors import QueueFull, RequestRefused
 from retriever_service.http.batcher import Batcher, Q, R
+from retriever_service.http.calls import Calls
 from retriever_service.http.forms.leniency import clamped, cleaned
 from retriever_service.http.forms.schemas import GivenDocument, Reply, RerankRequest, parse_body
 from retriever_service.http.metrics import Metrics
 from retriever_service.index_folder.documents import encode_document
 from retriever_service.ranking import Order
 from retriever_service.search.search_index import ChangingIndex, Hits, PartHits, SearchIndex
+from retriever_service.search.users_index import UsersIndex
 from retriever_service.settings import ServerSettings
 
 log = logging.getLogger("retriever_service")
@@ -55,16 +57,20 @@ class _Opened:
     """An open index and the queues before it."""
 
     def __init__(
-        self, index: SearchIndex, make: Callable[..., Batcher[Any, Any]], settings: ServerSettings
+        self,
+        index: SearchIndex,
+        make: Callable[..., Batcher[Any, Any]],
+        settings: ServerSettings,
+        metrics: Metrics,
     ) -> None:
         self.index = index
         depth = settings.rerank_depth
         # An index of a user's own may lack what is optional.
         reranker = getattr(index, "reranker", None)
         self.rerankings: Batcher[_Given, Order] | None = None
-        if (at_once := getattr(index, "at_once", None)) is not None:
-            places = max(1, settings.batch_size // at_once)
-            self.searches: Batcher[str, Hits] = make(index.search, index.quick, lambda query, topk: places)
+        self.searches: Batcher[str, Hits] | Calls
+        if isinstance(index, UsersIndex):
+            self.searches = Calls(index, metrics, settings.max_queued)
         elif reranker is None:
             self.searches = make(index.search, index.quick)
         else:  # it takes longer by the passage: a batch of 256 queries would outlast the deadline of each
@@ -75,7 +81,7 @@ class _Opened:
         )
 
     @property
-    def _queues(self) -> list[Batcher[Any, Any]]:
+    def _queues(self) -> list[Batcher[Any, Any] | Calls]:
         return [queue for queue in (self.searches, self.rerankings, self.asks) if queue is not None]
 
     @property
@@ -192,7 +198,7 @@ class Service:
             self._opening = False
 
     def _take(self, index: SearchIndex) -> None:
-        self._opened = _Opened(index, self._batcher, self.settings)
+        self._opened = _Opened(index, self._batcher, self.settings, self.metrics)
         if isinstance(index, ChangingIndex):
             index.on_change = lambda: self._describe(index)
         self._describe(index)

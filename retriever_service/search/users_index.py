@@ -10,7 +10,6 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, Protocol
 
-from retriever_service.errors import QueriesFailed
 from retriever_service.index_folder.description import IndexInfo
 from retriever_service.index_folder.documents import encode_document
 from retriever_service.index_folder.rows import Rows
@@ -97,9 +96,10 @@ class UsersIndex:
             raise UserError(f"--reranker: does not go with --index {path}, which ranks by itself")
         self.reranker: Reranker | None = None
         self.at_once = concurrency
-        """Most queries that are searched together: further ones would wait for these."""
+        """Most calls at a time."""
+        self.seconds = timeout_seconds
+        """Longest wait for one."""
         self._path = path
-        self._seconds = timeout_seconds
         self._threads = DaemonThreads(concurrency, "search")
         self._function = load_search("index", path)
         self._refuse_other_forms()
@@ -113,38 +113,40 @@ class UsersIndex:
             raise outcome
 
     def search(self, queries: Sequence[str], topk: int) -> list[Hits]:
-        """As SearchIndex. Raises UserError where the function fails, of several queries QueriesFailed: never
-        an empty result instead."""
+        """As SearchIndex. Raises UserError where the function fails: never an empty result instead."""
         outcomes = self._outcomes(queries, topk)
-        if any(isinstance(one, Exception) for one in outcomes):
-            raise outcomes[0] if len(outcomes) == 1 else QueriesFailed(outcomes)
+        if (error := next((one for one in outcomes if isinstance(one, Exception)), None)) is not None:
+            raise error
         return outcomes
 
     def _outcomes(self, queries: Sequence[str], topk: int) -> list[Any]:
         """Of each query the passages, or the UserError."""
-        calls = [
-            self._threads.submit(partial(self._one, query, topk)) if query.strip() else None
-            for query in queries
-        ]
-        # Python cannot end a thread, and one may wait for ever for what its function asks. After the first
-        # call that is late the others are not waited for: those who asked have given up too.
-        seconds = self._seconds
+        calls = [self.begin(query, topk) if query.strip() else None for query in queries]
+        # After the first call that is late the others are not waited for.
+        seconds = self.seconds
         outcomes: list[Any] = []
         for call in calls:
             if call is not None and not wait([call], seconds).done:
                 seconds = 0.0
-                outcomes.append(self._given_up(call))
+                outcomes.append(self.give_up(call)[0])
             else:
                 outcomes.append([] if call is None else call.exception() or call.result())
         return outcomes
 
-    def _given_up(self, call: Future[Hits]) -> UserError:
-        """The error of a call that is late; another thread takes the place of its own."""
-        if self._threads.give_up(call) and self._threads.hanging <= MOST_HANGING:
+    def begin(self, query: str, topk: int) -> Future[Hits]:
+        """Call the function in a thread, once one is free."""
+        return self._threads.submit(partial(self._one, query, topk))
+
+    def give_up(self, call: Future[Hits]) -> tuple[UserError, bool]:
+        """The error of a call that is late, and whether another thread takes the place of its own: Python
+        cannot end one, and it may wait for ever for what its function asks."""
+        began = self._threads.give_up(call)
+        replaced = not began or self._threads.hanging <= MOST_HANGING
+        if began and replaced:
             self._threads.most += 1
-        late = UserError(f"index {self._path}: no result within {self._seconds:g} s")
+        late = UserError(f"index {self._path}: no result within {self.seconds:g} s")
         late.__cause__ = TimeoutError()  # no fault of the form of what it returns
-        return late
+        return late, replaced
 
     def _one(self, query: str, topk: int) -> Hits:
         found = call_search(f"index {self._path}", self._function, query, topk)

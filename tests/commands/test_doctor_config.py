@@ -3,8 +3,10 @@ cluster."""
 
 import io
 import os
+import re
 import subprocess
 import sys
+import time
 
 import pytest
 from places import ROOT
@@ -15,7 +17,7 @@ from trainer.commands.checks import doctor, doctor_parts, doctor_reward
 from trainer.commands.checks.doctor import run_doctor, verdict
 from trainer.commands.checks.findings import Finding
 from trainer.commands.cli import main
-from trainer.config.schema import load_config
+from trainer.config.schema import load_config, parse_config
 from trainer.session.own_parts import load_parts
 
 PARTS = """
@@ -185,7 +187,8 @@ def test_a_part_that_is_not_there_is_bad_and_says_what_is(config, part, key):
             "forgets",
             "note",
             "it returned None or no finite number for a wrong answer and no answer: such trajectories are "
-            "left out of the training; is a `return` missing on that way? What earns nothing earns 0",
+            "left out of the training; is a service that it asks away, or a `return` missing on that way? "
+            "What earns nothing earns 0",
         ),
         ("loses", "note", "it returned None or no finite number for a right answer: such trajectories are"),
         ("same", "note", "all three earn the same, and nothing is learned of rewards that are equal"),
@@ -200,6 +203,28 @@ def test_the_reward_is_called_and_what_it_gives_or_raises_is_told(
     told = line(lines, "reward.kind")
     assert told.startswith(level)
     assert says.format(tmp_path) in lines[lines.index(told) + 1]
+
+
+def test_a_reward_that_takes_long_for_a_whole_step_is_noted(monkeypatch):
+    raw = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "retriever": {"corpus": "c"}}
+
+    def slow(trajectory):
+        time.sleep(0.05)
+        return float("Italy" in trajectory.model_text)
+
+    def told(**reward):
+        found = doctor_reward.check_reward(parse_config(raw | {"reward": {"kind": "a:b", **reward}}), slow)
+        return found.level, found.advice
+
+    assert told() == ("good", "")
+    monkeypatch.setattr(doctor_reward, "SLOW_SECONDS", 3.0)
+    level, advice = told()
+    assert level == "note" and re.fullmatch(
+        r"a call took 0\.\d+ s, so those of the 80 trajectories of a step take \d+ s; reward\.concurrency "
+        r"\(1 now\) calls it from as many threads",
+        advice,
+    )
+    assert told(concurrency=8) == ("good", "")
 
 
 def test_what_a_search_costs_is_told(config):

@@ -80,7 +80,7 @@ TAKES = {
     "template": {"Brief", "two", "later", "any_of"},  # a factory's result is looked at when it is made
     "tool": {"two", "later", "any_of", "Hears", "Static"},
     "metric": {"two", "any_of"},
-    "retriever": {"two", "any_of"},
+    "retriever": {"two", "any_of", "later"},
     "loss": {"loss", "any_of"},
 }
 SIGNED = LOADERS | {

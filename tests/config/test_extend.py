@@ -4,13 +4,15 @@ import asyncio
 import importlib.util
 import json
 import os
+import re
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 from end_to_end import command, finish, metrics
 from places import ROOT
-from rollout_fakes import ScriptedEngine, request, words
+from rollout_fakes import ScriptedEngine, chat_bpe, request, words
 from rollout_models import bigram_model
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from test_docs_pages import undescribed
@@ -28,6 +30,7 @@ from trainer.algorithms import users_policy_loss
 from trainer.config.schema import parse_config
 from trainer.learner.objective import token_loss
 from trainer.loop.records.users_metrics import UsersMetrics, load_metrics
+from trainer.rewards import make_reward
 
 TOOLS = {"calculator": "examples.extend.tool:calculator", "guess": "examples.extend.environment:Guessing"}
 MORE = ("<calculator>", "</calculator>", "<guess>", "</guess>", "2", "+", "3", "5", "right", "wrong", "1")
@@ -39,6 +42,7 @@ MINE = {
     "algorithm.loss": "examples.extend.loss:reinforce",
     "trainer.metrics": ["examples.extend.metric:queries"],
 }
+PAGE = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
 QUESTION = Question("q1", "where is n1 ?", ("n21",), "made")
 
 
@@ -142,6 +146,36 @@ def test_a_policy_calls_a_tool_and_an_environment_that_remembers():
     observed = [n for s in t.segments[1::2] for n in s.token_ids]
     assert (action_ids < 0).sum() == len(t.prompt_ids) + len(observed)  # observations are never trained on
     assert t.searches == 0
+
+
+def test_a_template_in_chat_form_has_a_system_prompt_and_takes_no_control_token_from_a_question():
+    tokenizer = chat_bpe()
+    template = make_template("examples.extend.chat:Chat", tokenizer, RolloutSettings())
+    asked = replace(QUESTION, text="who is <|im_end|> ?")
+    shown = template.decode(template.prompt_ids(asked))
+    assert shown.index("Look up what you do not know") < shown.index("who is <|im_end|> ?")
+    assert shown.count("<|im_start|>") == 3, "system, user, and the assistant's turn is begun"
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert template.prompt_ids(asked).count(end) == template.prompt_ids(QUESTION).count(end) == 2
+
+
+def test_a_reward_of_what_an_environment_said():
+    (code,) = re.findall(r"^```python\n([^`]*def solved.+?)^```", PAGE, re.M | re.S)
+    exec(code, own := {})
+    guesses = {"<guess> n1 </guess>": 1.0, "<guess> n2 </guess>": 0.0}
+    for guess, earned in guesses.items():
+        assert own["solved"](trajectory_of([guess, "<answer> n1 </answer>"])) == earned
+
+
+def test_several_rewards_are_one_function(monkeypatch):
+    (sum_of_two,) = re.findall(r"`(0\.8 \* make_reward.+?)`", PAGE)
+    t = trajectory_of(["<answer> n1 </answer>"])
+    own = {
+        "make_reward": make_reward,
+        "frugal": make_reward("examples.extend.reward:frugal"),
+        "trajectory": t,
+    }
+    assert eval(sum_of_two, own) == pytest.approx(0.8 + 0.2 * own["frugal"](t))
 
 
 def test_a_tool_that_is_not_named_is_no_action_and_its_tag_ends_nothing():
@@ -408,6 +442,6 @@ def test_the_run_is_mirrored_and_trackers_that_are_not_there_are_told(run):
 @pytest.mark.parametrize("file", sorted((ROOT / "examples" / "extend").glob("*.py")), ids=lambda f: f.name)
 def test_each_file_is_named_by_the_run_above_and_shown_on_the_page(file):
     text = file.read_text(encoding="utf-8")
-    assert file.stem == "judge" or f"examples.extend.{file.stem}:" in json.dumps(MINE)
+    assert file.stem in ("judge", "chat") or f"examples.extend.{file.stem}:" in json.dumps(MINE)
     assert text in (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
     assert len([line for line in text.splitlines() if line.strip()]) <= 15

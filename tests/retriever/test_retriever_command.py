@@ -219,7 +219,7 @@ def test_every_setting_of_the_server_is_a_flag(monkeypatch, command):
     given = {
         "corpus": "c", "host": "0.0.0.0", "port": 1, "topk": 4, "retriever_name": "e5",
         "retriever_model": "m", "encoder_dtype": "float16", "faiss_gpu": True, "reranker": "r",
-        "rerank_depth": 5, "workers": 6, "batch_size": 7,
+        "rerank_depth": 5, "workers": 6, "batch_size": 7, "concurrency": 8,
         "batch_wait_ms": 8.5, "max_queued": 9, "cache_size": 10,
         "request_timeout_seconds": 11.5, "max_topk": 12, "max_queries": 13, "max_passages": 17,
         "max_query_chars": 14, "max_body_bytes": 1500, "max_bodies_bytes": 1600, "max_connections": 18,

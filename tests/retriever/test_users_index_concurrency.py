@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from retriever_service.errors import QueriesFailed
 from retriever_service.http.launch import serve_in_thread
 from retriever_service.search.users_index import TRIAL, UsersIndex
 from retriever_service.settings import ServerSettings
@@ -36,6 +35,7 @@ class Meeting:
 
 met = Meeting(1)
 hangs = threading.Event()
+begun = threading.Event()
 
 
 def meeting(query, topk):
@@ -62,7 +62,9 @@ counted: list[str] = []
 
 
 def hanging(query, topk):
+    counted.append(query)
     if query == "hang":
+        begun.set()
         hangs.wait(60)
     return [(f"{query}\nText.", 1.0)]
 
@@ -80,11 +82,22 @@ def ask(server, *queries):
     return httpx.post(f"{server.url}/retrieve", json=body, timeout=60, trust_env=False)
 
 
+def wait_for(server, queued):
+    """Until so many queries wait or are searched."""
+    deadline = time.monotonic() + 30
+    while f"retriever_queued_queries {queued}.0" not in metrics(server):
+        assert time.monotonic() < deadline, metrics(server)
+
+
+def metrics(server):
+    return httpx.get(f"{server.url}/metrics", trust_env=False).text
+
+
 @pytest.mark.parametrize("path", ["meeting", "awaiting"])
 def test_requests_of_several_clients_are_searched_at_the_same_time(monkeypatch, path):
     """Each call waits for seven others: were one made after another, none would return."""
     monkeypatch.setitem(globals(), "met", Meeting(8))
-    server = served(path, concurrency=8, batch_wait_ms=2000, batch_size=8)
+    server = served(path, concurrency=8)
     try:
         with ThreadPoolExecutor(8) as clients:
             answers = list(clients.map(lambda n: ask(server, f"q{n}"), range(8)))
@@ -109,7 +122,7 @@ def test_queries_of_one_request_keep_their_order_and_by_default_one_thread(monke
 
 def test_a_query_that_fails_fails_its_request_alone_and_no_other_is_asked_again():
     counted.clear()
-    server = served("odd_ones_fail", concurrency=4, batch_wait_ms=2000, batch_size=4)
+    server = served("odd_ones_fail", concurrency=4)
     try:
         with ThreadPoolExecutor(4) as clients:
             answers = list(clients.map(lambda n: ask(server, str(n)), range(4)))
@@ -121,13 +134,87 @@ def test_a_query_that_fails_fails_its_request_alone_and_no_other_is_asked_again(
         server.stop()
 
 
+def test_a_call_that_has_not_returned_holds_up_no_other_request():
+    """A batch would be answered, and the next one begin, once its longest call has returned."""
+    hangs.clear()
+    begun.clear()
+    server = served("hanging", concurrency=2)
+    try:
+        with ThreadPoolExecutor(1) as client:
+            longest = client.submit(ask, server, "hang")
+            assert begun.wait(30)
+            assert [titles(ask(server, f"q{n}")) for n in range(6)] == [[f"q{n}"] for n in range(6)]
+            assert titles(ask(server, *"abcdef")) == list("abcdef")
+            assert not longest.done()
+            hangs.set()
+            assert titles(longest.result()) == ["hang"]
+    finally:
+        hangs.set()
+        server.stop()
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_call_that_is_late_is_told_and_another_thread_takes_its_place(concurrency):
+    hangs.clear()
+    server = served("hanging", concurrency=concurrency, request_timeout_seconds=1.0)
+    try:
+        with ThreadPoolExecutor(2) as clients:
+            answers = list(clients.map(lambda _: ask(server, "hang"), range(2)))
+        assert [one.status_code for one in answers] == [504, 504]
+        deadline = time.monotonic() + 30
+        while (answer := ask(server, "later")).status_code != 200:  # the place is given just after the answer
+            assert time.monotonic() < deadline
+        assert titles(answer) == ["later"]
+    finally:
+        hangs.set()
+        server.stop()
+
+
+def test_what_several_ask_for_at_the_same_time_is_called_once():
+    hangs.clear()
+    begun.clear()
+    counted.clear()
+    server = served("hanging", cache_size=0)
+    try:
+        with ThreadPoolExecutor(8) as clients:
+            asked = [clients.submit(ask, server, "hang") for _ in range(4)]
+            assert begun.wait(30)
+            asked += [clients.submit(ask, server, "same") for _ in range(4)]
+            wait_for(server, 8)
+            hangs.set()
+            assert [titles(one.result()) for one in asked] == [["hang"]] * 4 + [["same"]] * 4
+        assert counted == [TRIAL, "hang", "same"]
+    finally:
+        hangs.set()
+        server.stop()
+
+
+def test_a_long_request_does_not_keep_a_short_one_waiting_for_all_of_it():
+    hangs.clear()
+    begun.clear()
+    counted.clear()
+    server = served("hanging")
+    try:
+        with ThreadPoolExecutor(2) as clients:
+            long = clients.submit(ask, server, "hang", *(f"long{n}" for n in range(50)))
+            assert begun.wait(30)
+            short = clients.submit(ask, server, "short")
+            wait_for(server, 52)
+            hangs.set()
+            assert titles(short.result()) == ["short"]
+            assert len(titles(long.result())) == 51
+        assert counted.index("short") <= 3
+    finally:
+        hangs.set()
+        server.stop()
+
+
 def test_a_call_that_hangs_costs_its_thread_and_no_other_search():
     hangs.clear()
     index = UsersIndex(f"{__name__}:hanging", concurrency=2, timeout_seconds=0.5)
     try:
-        with pytest.raises(QueriesFailed) as failed:
+        with pytest.raises(UserError) as failed:
             index.search(["a", "hang"], 1)
-        assert isinstance(failed.value.outcomes[1], UserError)
         assert str(failed.value) == f"index {__name__}:hanging: no result within 0.5 s"
         # Both places are there still.
         assert [len(hits) for hits in index.search(["b", "c", "d"], 1)] == [1, 1, 1]

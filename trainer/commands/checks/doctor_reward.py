@@ -8,6 +8,7 @@ import asyncio
 import inspect
 import math
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
@@ -25,6 +26,8 @@ from trainer.rewards.calls import RewardCalls
 
 SECONDS = 30.0
 """Longest wait for one call."""
+SLOW_SECONDS = 30.0
+"""Time for the rewards of a step from which on a note tells it."""
 MADE = Question("doctor", "In which country is Rome?", ("Italy",), "doctor")
 """Where there are no questions yet."""
 WRONG = "zzyzx"
@@ -41,12 +44,14 @@ def check_reward(config: Config, reward: Reward) -> Finding:
     limit = config.reward.timeout_seconds
     key = "reward.timeout_seconds" if limit <= SECONDS else None
     most = config.reward.concurrency
+    began = time.monotonic()
     with closing(RewardCalls(reward, kind, min(limit, SECONDS), key=key, concurrency=most)) as calls:
         earned = tried("reward.kind", kind, lambda: asyncio.run(calls.of(trajectories)))
     if isinstance(earned, Finding):
         if calls.waits_for():
             late.append(kind)
         return earned
+    seconds = (time.monotonic() - began) / math.ceil(len(trajectories) / most)
     right, wrong, none, searched = earned
     needed = right_at(reward, config.reward.right_at)
     seen = f"{kind}: a right answer {_earns(right)}, a wrong one {_earns(wrong)}, none {_earns(none)}"
@@ -55,7 +60,8 @@ def check_reward(config: Config, reward: Reward) -> Finding:
     if not any(map(math.isfinite, earned)) and returns_nothing(reward):
         advice = "it returns nothing: no `return` in it has a value; is one missing?"
         return Finding("reward.kind", "bad", seen, advice)
-    advice = "; ".join(_notes(right, wrong, none, searched, needed))
+    notes = [*_notes(right, wrong, none, searched, needed), *_slow(config, seconds)]
+    advice = "; ".join(notes)
     return Finding("reward.kind", "note" if advice else "good", seen, advice)
 
 
@@ -71,7 +77,8 @@ def _notes(right: float, wrong: float, none: float, searched: float, needed: flo
     if lost := [name for name, reward in asked.items() if not math.isfinite(reward)]:
         yield (
             f"it returned None or no finite number for {' and '.join(lost)}: such trajectories are left out "
-            "of the training; is a `return` missing on that way? What earns nothing earns 0"
+            "of the training; is a service that it asks away, or a `return` missing on that way? What earns "
+            "nothing earns 0"
         )
     if not math.isfinite(right):
         return
@@ -93,6 +100,17 @@ def _notes(right: float, wrong: float, none: float, searched: float, needed: flo
         )
     if math.isfinite(wrong) and wrong >= needed:
         yield f"a wrong answer earns as much as counts as right ({needed:g})"
+
+
+def _slow(config: Config, seconds: float) -> Iterator[str]:
+    """Where the rewards of a step take long. seconds: of one call."""
+    asked = config.rollout.prompts_per_step * config.rollout.group_size
+    if (longest := seconds * asked / config.reward.concurrency) > SLOW_SECONDS:
+        yield (
+            f"a call took {seconds:.2g} s, so those of the {asked} trajectories of a step take "
+            f"{longest:.0f} s; reward.concurrency ({config.reward.concurrency} now) calls it from as many "
+            "threads"
+        )
 
 
 def returns_nothing(function: Any) -> bool:
