@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import math
 from collections.abc import Awaitable, Iterable, Sequence
 from concurrent.futures import Future, wait
@@ -20,7 +19,7 @@ from services.common.errors import UserError
 from services.common.loading.user_code import Call, calling, load
 from services.common.printing.kinds import kind_of
 from services.common.processes.daemon_threads import DaemonThreads
-from services.common.processes.own_loop import awaited
+from services.common.processes.own_loop import result_of
 
 TRIAL = "who wrote Hamlet?"
 """The query of the one call when an index is opened."""
@@ -50,9 +49,7 @@ def call_search(where: str, search: Search, query: str, topk: int) -> list[tuple
     """The passages that it returns. where: of the error. Raises UserError where it fails, or returns another
     form."""
     with calling(where):
-        returned: Any = search(query, topk)
-        if inspect.isawaitable(returned):
-            returned = awaited(returned)
+        returned = result_of(search, query, topk)
         found = list(returned) if isinstance(returned, Iterable) and not isinstance(returned, str) else None
     if found is None:
         raise UserError(f"{where}: expected {EXPECTED}; it returned {kind_of(returned)}")

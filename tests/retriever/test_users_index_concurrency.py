@@ -69,6 +69,12 @@ def hanging(query, topk):
     return [(f"{query}\nText.", 1.0)]
 
 
+async def cancelled(query, topk):
+    task = asyncio.create_task(asyncio.sleep(60))
+    task.cancel()
+    await task
+
+
 def served(path, **settings):
     return serve_in_thread(ServerSettings(index=f"{__name__}:{path}", port=0, **settings))
 
@@ -207,6 +213,15 @@ def test_a_long_request_does_not_keep_a_short_one_waiting_for_all_of_it():
     finally:
         hangs.set()
         server.stop()
+
+
+def test_a_search_whose_own_task_was_cancelled_has_failed():
+    index = UsersIndex(f"{__name__}:cancelled")
+    try:
+        with pytest.raises(UserError, match="RuntimeError: cancelled"):
+            index.search(["a"], 1)
+    finally:
+        index.close()
 
 
 def test_a_call_that_hangs_costs_its_thread_and_no_other_search():

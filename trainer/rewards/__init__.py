@@ -3,9 +3,7 @@ document."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import inspect
 import math
 import re
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from services.common.errors import UserError
 from services.common.loading.user_code import Call, calling, check_takes, find, with_colon
 from services.common.names import near_name
 from services.common.printing.kinds import kind_of
-from services.common.processes.own_loop import awaited
+from services.common.processes.own_loop import result_of
 from services.contracts import Trajectory
 from services.likelihood.metrics.verdicts import BEST_REWARD
 from trainer.rewards.answers import (
@@ -134,11 +132,7 @@ class _UsersReward:
 
     def __call__(self, trajectory: Trajectory) -> float | None:
         with calling(f"reward.kind {self.kind!r}: on trajectory {trajectory.uid}"):
-            try:
-                value = self.function(trajectory)
-                return _as_reward(awaited(value) if inspect.isawaitable(value) else value)
-            except asyncio.CancelledError as error:  # a task of the function's own: nobody has cancelled ours
-                raise RuntimeError("cancelled").with_traceback(error.__traceback__) from error
+            return _as_reward(result_of(self.function, trajectory))
 
 
 def right_at(reward: Reward | None, setting: float | None) -> float:

@@ -7,12 +7,24 @@ client, belongs to the loop that made it.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 _STARTING = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
+
+
+def result_of(function: Callable[..., Any], *given: Any) -> Any:
+    """What a user's function gives; of one that is `async` once it is awaited. For a thread that runs no loop
+    itself. Raises what it raises; a cancelled task of the function's own is a RuntimeError, since nobody has
+    cancelled ours."""
+    try:
+        value = function(*given)
+        return awaited(value) if inspect.isawaitable(value) else value
+    except asyncio.CancelledError as error:
+        raise RuntimeError("cancelled").with_traceback(error.__traceback__) from error
 
 
 def awaited(awaitable: Awaitable[Any]) -> Any:
