@@ -14,19 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from retriever_service.errors import DeadlinePassed, QueueFull, RequestRefused
+from retriever_service.errors import DeadlinePassed
 from retriever_service.http.metrics import Metrics
-from services.common.errors import UnspiralError
+from retriever_service.http.waiting import Waiting, log_failure
 
-log = logging.getLogger("retriever_service")
 Q = TypeVar("Q", bound=Sized)
 """A query: anything hashable that has a length."""
 R = TypeVar("R")
@@ -55,7 +52,7 @@ _Part = tuple[_Job[Q, R], list[Q]]
 """A job, and those of its queries that a batch has taken."""
 
 
-class Batcher(Generic[Q, R]):
+class Batcher(Waiting, Generic[Q, R]):
     """The queue before one `search`. All of it but the search itself happens in one event loop."""
 
     def __init__(
@@ -72,34 +69,31 @@ class Batcher(Generic[Q, R]):
     ) -> None:
         """`search` gets queries and topk, and returns one result per query. `weight` gives the number of the
         `batch_size` places that a query with its topk takes; None is one per query."""
+        super().__init__(metrics, max_queued)
         self._search = search
-        self._metrics = metrics
         self._quick = quick
         self._weight = weight
         self._batch_size = batch_size
         self._wait_seconds = batch_wait_ms / 1000
-        self._max_queued = max_queued
         self._owner = owner
         self._jobs: deque[_Job[Q, R]] = deque()
-        self._running = self._stopping = False
+        self._running = False
         self._scheduled: asyncio.Handle | None = None
         self._gathering = False
         """Whether the scheduled start is a wait for the batch to fill, which a full batch cuts short."""
-        self._seconds_per_query: float | None = None
-        self.queued = 0
-        """Queries that wait or are being searched."""
 
     @property
     def running(self) -> bool:
-        """Whether a search runs."""
         return self._running
+
+    def _has_waiting(self) -> bool:
+        return bool(self._jobs)
 
     async def submit(self, queries: list[Q], topk: int, timeout_seconds: float) -> list[R]:
         """The result of each query. Raises QueueFull (also when stopping), UnspiralError (504), or
         what the search raised."""
         n = len(queries)
-        if self._stopping:
-            raise QueueFull("the server is stopping")
+        self._refuse_at_the_end()
         # Not `queued`: it forgets a request whose deadline has passed, and the owner may be searching for it
         # still.
         quick = (
@@ -110,43 +104,23 @@ class Batcher(Generic[Q, R]):
         )
         if quick and sum(map(len, queries)) < _ON_THE_SPOT_CHARS:
             return self._timed_search(queries, topk)
-        # With nothing queued any request is taken: one with more queries than the queue has places would be
-        # refused for ever.
-        if self.queued and self.queued + n > self._max_queued:
-            self._metrics.refused.inc()
-            wait = min(60, max(1, math.ceil(self.queued * (self._seconds_per_query or 0))))
-            raise QueueFull(f"{self.queued} queries are waiting, at most {self._max_queued} may", wait)
+        self._refuse_beyond(n)
         loop = asyncio.get_running_loop()
         job: _Job[Q, R] = _Job(queries, topk, loop.create_future(), time.monotonic() + timeout_seconds)
         self._jobs.append(job)
-        self.queued += n
-        self._metrics.queued.inc(n)
-        self._schedule(loop)
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                return await job.future
-        except (TimeoutError, asyncio.CancelledError) as error:
-            with contextlib.suppress(ValueError):  # it may be in the batch that is searched
-                self._jobs.remove(job)
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            raise DeadlinePassed(
-                f"no answer within {timeout_seconds:.3g} s; {self.queued} queries are queued"
-            ) from None
-        finally:
-            self.queued -= n
-            self._metrics.queued.dec(n)
-
-    async def stop(self, timeout_seconds: float) -> bool:
-        """Refuse new requests and wait for the queued ones; at most a second for a search whose clients have
-        all given up. False if a search still runs then."""
-        self._stopping = True
-        until = time.monotonic() + timeout_seconds
-        while (self._running or self._jobs) and time.monotonic() < until:
-            if not self.queued:
-                until = min(until, time.monotonic() + 1.0)
-            await asyncio.sleep(0.01)
-        return not self._running
+        with self._counted(n):
+            self._schedule(loop)
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    return await job.future
+            except (TimeoutError, asyncio.CancelledError) as error:
+                with contextlib.suppress(ValueError):  # it may be in the batch that is searched
+                    self._jobs.remove(job)
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+                raise DeadlinePassed(
+                    f"no answer within {timeout_seconds:.3g} s; {self.queued} queries are queued"
+                ) from None
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start a batch after this turn of the event loop, whose other callbacks may bring more queries; or
@@ -252,9 +226,7 @@ class Batcher(Generic[Q, R]):
             results = dict(zip(queries, self._timed_search(queries, topk), strict=True))
         except Exception as error:
             if len(parts) == 1:
-                known = isinstance(error, UnspiralError)  # its line says all
-                if not isinstance(error, RequestRefused):  # that is no failure of the search
-                    log.error("search failed: %s", error, exc_info=None if known else error)
+                log_failure(error)
                 parts[0][0].error = error
                 return
             for one in parts:
@@ -266,11 +238,5 @@ class Batcher(Generic[Q, R]):
     def _timed_search(self, queries: list[Q], topk: int) -> list[R]:
         started = time.perf_counter()
         results = self._search(queries, topk)
-        seconds = time.perf_counter() - started
-        each = seconds / len(queries)
-        self._seconds_per_query = (
-            each if self._seconds_per_query is None else 0.9 * self._seconds_per_query + 0.1 * each
-        )
-        self._metrics.batch_size.observe(len(queries))
-        self._metrics.search.observe(seconds)
+        self._took(time.perf_counter() - started, len(queries))
         return results

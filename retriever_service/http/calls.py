@@ -10,34 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-import logging
-import math
 import time
 from concurrent.futures import Future
 from functools import partial
-from typing import Protocol
 
-from retriever_service.errors import DeadlinePassed, QueueFull
+from retriever_service.errors import DeadlinePassed
 from retriever_service.http.metrics import Metrics
+from retriever_service.http.waiting import Waiting, log_failure
 from retriever_service.search.search_index import Hits
-from services.common.errors import UnspiralError, UserError
-
-log = logging.getLogger("retriever_service")
-
-
-class Called(Protocol):
-    """An index that is a function."""
-
-    at_once: int
-    """Most calls at a time."""
-    seconds: float
-    """Longest wait for one."""
-
-    def begin(self, query: str, topk: int) -> Future[Hits]:
-        """Call it in a thread."""
-
-    def give_up(self, call: Future[Hits]) -> tuple[UserError, bool]:
-        """The error of a call that is late, and whether another thread takes the place of its own."""
+from retriever_service.search.users_index import UsersIndex
 
 
 class _Call:
@@ -54,13 +35,12 @@ class _Call:
         self.holds_place = False
 
 
-class Calls:
+class Calls(Waiting):
     """The queue before a function. All of it but the calls themselves happens in one event loop."""
 
-    def __init__(self, index: Called, metrics: Metrics, max_queued: int) -> None:
+    def __init__(self, index: UsersIndex, metrics: Metrics, max_queued: int) -> None:
+        super().__init__(metrics, max_queued)
         self._index = index
-        self._metrics = metrics
-        self._max_queued = max_queued
         self._calls: dict[tuple[str, int], _Call] = {}
         """Queued or being made, and waited for."""
         self._queue: list[tuple[int, int, _Call]] = []
@@ -70,63 +50,39 @@ class Calls:
         self._came = 0
         self._in_hand = 0
         """Calls that hold a place."""
-        self._seconds_per_call: float | None = None
-        self._stopping = False
-        self.queued = 0
-        """Queries that wait or are being searched."""
 
     @property
     def running(self) -> bool:
-        """Whether a call runs."""
         return self._in_hand > 0
+
+    def _has_waiting(self) -> bool:
+        return self.queued > 0
 
     async def submit(self, queries: list[str], topk: int, timeout_seconds: float) -> list[Hits]:
         """The result of each query. Raises QueueFull (also when stopping), UnspiralError (504), or what the
         first call that failed raised."""
-        n = len(queries)
-        if self._stopping:
-            raise QueueFull("the server is stopping")
-        # With nothing queued any request is taken: one with more queries than the queue has places would be
-        # refused for ever.
-        if self.queued and self.queued + n > self._max_queued:
-            self._metrics.refused.inc()
-            each = (self._seconds_per_call or 0) / self._index.at_once
-            wait = min(60, max(1, math.ceil(self.queued * each)))
-            raise QueueFull(f"{self.queued} queries are waiting, at most {self._max_queued} may", wait)
+        self._refuse_at_the_end()
+        self._refuse_beyond(len(queries), self._index.at_once)
         joined = [self._joined(query, topk, self._turn + 1 + i) for i, query in enumerate(queries)]
-        self.queued += n
-        self._metrics.queued.inc(n)
-        self._start()
-        try:
-            await asyncio.wait(
-                {call.answer for call in joined},
-                timeout=timeout_seconds,
-                return_when=asyncio.FIRST_EXCEPTION,
-            )
-            for call in joined:
-                if call.answer.done():
-                    call.answer.result()
-            if not all(call.answer.done() for call in joined):
-                raise DeadlinePassed(
-                    f"no answer within {timeout_seconds:.3g} s; {self.queued} queries are queued"
+        with self._counted(len(queries)):
+            self._start()
+            try:
+                await asyncio.wait(
+                    {call.answer for call in joined},
+                    timeout=timeout_seconds,
+                    return_when=asyncio.FIRST_EXCEPTION,
                 )
-            return [call.answer.result() for call in joined]
-        finally:
-            self.queued -= n
-            self._metrics.queued.dec(n)
-            for call in joined:
-                self._left(call)
-
-    async def stop(self, timeout_seconds: float) -> bool:
-        """Refuse new requests and wait for the queued ones; at most a second for calls whose clients have all
-        given up. False if one still runs then."""
-        self._stopping = True
-        until = time.monotonic() + timeout_seconds
-        while (self._in_hand or self.queued) and time.monotonic() < until:
-            if not self.queued:
-                until = min(until, time.monotonic() + 1.0)
-            await asyncio.sleep(0.01)
-        return not self._in_hand
+                for call in joined:
+                    if call.answer.done():
+                        call.answer.result()
+                if not all(call.answer.done() for call in joined):
+                    raise DeadlinePassed(
+                        f"no answer within {timeout_seconds:.3g} s; {self.queued} queries are queued"
+                    )
+                return [call.answer.result() for call in joined]
+            finally:
+                for call in joined:
+                    self._left(call)
 
     def _joined(self, query: str, topk: int, turn: int) -> _Call:
         """The call of a query: a new one, unless somebody waits for the same."""
@@ -174,11 +130,7 @@ class Calls:
     def _returned(self, call: _Call, timer: asyncio.Handle, future: Future[Hits]) -> None:
         timer.cancel()
         if not call.answer.done():
-            seconds = time.perf_counter() - call.began
-            last = self._seconds_per_call
-            self._seconds_per_call = seconds if last is None else 0.9 * last + 0.1 * seconds
-            self._metrics.batch_size.observe(1)
-            self._metrics.search.observe(seconds)
+            self._took(time.perf_counter() - call.began)
             if (error := future.exception()) is None:
                 call.answer.set_result(future.result())
             else:
@@ -196,8 +148,7 @@ class Calls:
             self._give_place(call)
 
     def _failed(self, call: _Call, error: BaseException) -> None:
-        known = isinstance(error, UnspiralError)  # its line says all
-        log.error("search failed: %s", error, exc_info=None if known else error)
+        log_failure(error)
         call.answer.set_exception(error)
         call.answer.exception()  # asyncio is not to complain where nobody waits any more
 
