@@ -16,9 +16,20 @@ from services.likelihood.rest.evaluated.kept import Answer, Kept, Scores, protoc
 from services.likelihood.rest.evaluated.list_page import asked_of
 from services.likelihood.rest.evaluated.of_training import OfTraining
 from services.likelihood.rest.evaluated.one_answer import accepted, course, facts, given, verdict
-from services.likelihood.rest.evaluated.shell import cell, framed, interval, link, panel, share, table
+from services.likelihood.rest.evaluated.shell import (
+    ON_A_PAGE,
+    cell,
+    choice,
+    framed,
+    interval,
+    link,
+    pager,
+    panel,
+    search_form,
+    share,
+    table,
+)
 
-ON_A_PAGE = 50
 F1 = ("F1", "n")
 HEADS = [
     ("Questions of", ""),
@@ -146,48 +157,36 @@ def _answers(kept: Kept, shown: Shown) -> str:
     )
     right = sum(right for _, right, _ in kept.places)
     choices = (("all", len(kept.places)), ("right", right), ("wrong", len(kept.places) - right))
+    shut = replace(shown, first=1, open=0)
     ways = [
-        _choice(f"{what} {n:,}", replace(shown, show=what, first=1, open=0), what == shown.show)
-        for what, n in choices
+        choice(f"{what} {n:,}", replace(shut, show=what).query(), what == shown.show) for what, n in choices
     ]
-    sources = _sources(kept, shown)
-    search = (
-        f'<form role="search"><input type="hidden" name="show" value="{shown.show}">'
-        + (f'<input type="hidden" name="source" value="{html.escape(shown.source)}">' if shown.source else "")
-        + f'<input type="search" name="find" value="{html.escape(shown.find)}" '
-        'placeholder="words of question or answer" '
-        'aria-label="Search the answers"><button>Search</button></form>'
-    )
+    sources = _sources(kept, shut)
+    search = search_form(shown.find, "Search the answers", {"show": shown.show, "source": shown.source})
+    pages = pager(first, len(part), len(places), lambda row: replace(shut, first=row).query())
     last = first - 1 + len(part)
-    pages = []
-    if first > 1:
-        pages.append(link(replace(shown, first=max(1, first - ON_A_PAGE), open=0).query(), "← previous"))
-    if last < len(places):
-        pages.append(link(replace(shown, first=last + 1, open=0).query(), "next →"))
     said = f"{first:,} to {last:,} of {counted(len(places), 'answer')}" if part else "No such answer."
     return panel(
         "Answers",
         f'<div class="filters choices">{"".join(ways)}{sources}{search}</div>',
-        f'<p class="hint">{said} {" ".join(pages)}</p>',
+        f'<p class="hint">{said} {pages}</p>',
         f'<ol class="answers-read">{rows}</ol>',
-        f'<p class="hint">{" ".join(pages)}</p>' if pages else "",
+        f'<p class="hint">{pages}</p>' if pages else "",
     )
 
 
 def _sources(kept: Kept, shown: Shown) -> str:
     if len(kept.sources) < 2:
         return ""
-    ways = [_choice("every source", replace(shown, source=None, first=1, open=0), shown.source is None)]
-    ways += [
-        _choice(name, replace(shown, source=name, first=1, open=0), name == shown.source)
-        for name in kept.sources
+    ways = [
+        choice(
+            "every source" if name is None else name,
+            replace(shown, source=name).query(),
+            name == shown.source,
+        )
+        for name in (None, *kept.sources)
     ]
     return '<span class="apart"></span>' + "".join(ways)
-
-
-def _choice(text: str, shown: Shown, chosen: bool) -> str:
-    current = ' aria-current="true"' if chosen else ""
-    return f'<a class="choice" href="{html.escape(shown.query())}"{current}>{html.escape(text)}</a>'
 
 
 def has_words(answer: Answer, words: Sequence[str]) -> bool:

@@ -19,9 +19,10 @@ from services.likelihood.rest.evaluated.folders import (
     folder_of,
     is_stored,
     own_in,
+    trained_in,
 )
 from services.likelihood.rest.evaluated.kept import protocol_of, training_files
-from services.likelihood.rest.evaluated.of_training import of_training
+from services.likelihood.rest.evaluated.of_training import name_of, of_training
 from services.likelihood.rest.evaluated.pairs import TURNS, Pairs, Side
 from services.likelihood.rest.evaluated.shell import page_of
 from services.likelihood.rest.paths import Run
@@ -39,7 +40,7 @@ def side_of(store: LikelihoodStore, run: str, name: str) -> Side | None:
     if folder is None or kept is None:
         return None
     own = name in own_in(folder)
-    trained = None if own else of_training(run, folder, name, evaluations_of(store, run))
+    trained = None if own else trained_in(store, run, folder, name)
     label = trained.heading if trained else name
     return Side(run, name, label, trained.about if trained else protocol_of(kept.file), kept, not own)
 
@@ -61,7 +62,7 @@ def choices(store: LikelihoodStore, run: str, name: str) -> list[tuple[str, str]
     # Same mode first; of these the earliest weights.
     of = {one: of_training(run, None, one, events) for one in trained}
     this = of.get(name)
-    steps = {_file_of(event): event["step"] for event in events}
+    steps = {name_of(event): event["step"] for event in events}
 
     def likely(one: str) -> tuple[bool, bool, int, str]:
         other = of.get(one)
@@ -81,11 +82,6 @@ def choices(store: LikelihoodStore, run: str, name: str) -> list[tuple[str, str]
                 label = of_training(info.run, None, name, evaluations_of(store, info.run))
                 found.append((f"{info.run}/{name}", f"{info.run}: {label.heading if label else name}"))
     return found
-
-
-def _file_of(event: Mapping[str, object]) -> str:
-    data = event["data"]
-    return f"eval_{data.get('tag')}_{data.get('mode')}" if isinstance(data, Mapping) else ""
 
 
 def chooser_of(store: LikelihoodStore, run: str, name: str) -> str:

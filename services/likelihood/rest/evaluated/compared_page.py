@@ -9,17 +9,21 @@ from urllib.parse import urlencode
 
 from services.common.counting import counted
 from services.common.shares import is_clear
-from services.likelihood.rest.evaluated.answers_page import ON_A_PAGE, Shown, has_words, in_words
+from services.likelihood.rest.evaluated.answers_page import Shown, has_words, in_words
 from services.likelihood.rest.evaluated.kept import Answer
 from services.likelihood.rest.evaluated.one_answer import accepted, course, facts, given, verdict
 from services.likelihood.rest.evaluated.pairs import TURNS, Pair, Pairs, Side, command_of
 from services.likelihood.rest.evaluated.shell import (
+    ON_A_PAGE,
     cell,
+    choice,
     framed,
     interval,
     link,
     page_of,
+    pager,
     panel,
+    search_form,
     share,
     table,
 )
@@ -152,45 +156,30 @@ def _list(pairs: Pairs, shown: ShownPairs) -> str:
     first = min(shown.first, max(1, len(chosen)))
     part = chosen[first - 1 : first - 1 + ON_A_PAGE]
     counts = {"all": len(of_source)} | {turn: sum(pair.turn == turn for pair in of_source) for turn in TURNS}
+    begun = replace(shown, first=1)
     ways = [
-        _choice(f"{TURNS.get(what, what)} {n:,}", replace(shown, show=what, first=1), what == shown.show)
+        choice(f"{TURNS.get(what, what)} {n:,}", replace(begun, show=what).query(), what == shown.show)
         for what, n in counts.items()
     ]
     sources = sorted({pair.source for pair in pairs.all})
     if len(sources) > 1:
         ways.append('<span class="apart"></span>')
         ways += [
-            _choice(one or "every source", replace(shown, source=one, first=1), one == shown.source)
+            choice(one or "every source", replace(begun, source=one).query(), one == shown.source)
             for one in (None, *sources)
         ]
+    kept = {"before": shown.before, "show": shown.show, "source": shown.source}
+    search = search_form(shown.find, "Search questions and answers", kept)
+    pages = pager(first, len(part), len(chosen), lambda row: replace(shown, first=row).query())
     last = first - 1 + len(part)
-    pages = []
-    if first > 1:
-        pages.append(link(replace(shown, first=max(1, first - ON_A_PAGE)).query(), "← previous"))
-    if last < len(chosen):
-        pages.append(link(replace(shown, first=last + 1).query(), "next →"))
     said = f"{first:,} to {last:,} of {counted(len(chosen), 'question')}" if part else "No such question."
     rows = "".join(_row(pairs, pair, both) for pair, both in zip(part, _read(pairs, part), strict=False))
     return panel(
         "Question by question",
-        f'<div class="filters choices">{"".join(ways)}{_search(shown)}</div>',
-        f'<p class="hint">{said} {" ".join(pages)}</p>',
+        f'<div class="filters choices">{"".join(ways)}{search}</div>',
+        f'<p class="hint">{said} {pages}</p>',
         f'<ol class="answers-read pairs">{rows}</ol>',
-        f'<p class="hint">{" ".join(pages)}</p>' if pages else "",
-    )
-
-
-def _search(shown: ShownPairs) -> str:
-    kept = {"before": shown.before, "show": shown.show, "source": shown.source}
-    hidden = "".join(
-        f'<input type="hidden" name="{key}" value="{html.escape(value)}">'
-        for key, value in kept.items()
-        if value
-    )
-    return (
-        f'<form role="search">{hidden}<input type="search" name="find" value="{html.escape(shown.find)}" '
-        'placeholder="words of question or answer" aria-label="Search questions and answers">'
-        "<button>Search</button></form>"
+        f'<p class="hint">{pages}</p>' if pages else "",
     )
 
 
@@ -227,8 +216,3 @@ def _text(side: Side, number: int, one: Answer) -> str:
     said = f"{verdict(one.right)} <b>{html.escape(given(one))}</b>"
     about = f'<span class="muted">{facts(one)} · {link(at, "this answer alone")}</span>'
     return f"<section><h3>{html.escape(side.label)}</h3><p>{said} {about}</p>{course(one)}</section>"
-
-
-def _choice(text: str, shown: ShownPairs, chosen: bool) -> str:
-    current = ' aria-current="true"' if chosen else ""
-    return f'<a class="choice" href="{html.escape(shown.query())}"{current}>{html.escape(text)}</a>'

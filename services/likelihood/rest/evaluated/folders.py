@@ -10,6 +10,7 @@ from typing import Any
 from services.likelihood.evaluations import MOST_EVENTS
 from services.likelihood.records import RUN_PATTERN
 from services.likelihood.rest.evaluated.kept import Kept, kept_in, own_files, training_files
+from services.likelihood.rest.evaluated.of_training import OfTraining, of_training
 from services.likelihood.store.base import EVALUATION, LikelihoodStore, NotStored
 from services.likelihood.store.of_folder import FolderStore
 from services.likelihood.store.sqlite.store import SQLiteStore
@@ -68,6 +69,11 @@ def evaluations_of(store: LikelihoodStore, run: str) -> list[dict[str, Any]]:
     with suppress(NotStored):
         return store.events(run, MOST_EVENTS, EVALUATION)
     return []
+
+
+def trained_in(store: LikelihoodStore, run: str, folder: Path, name: str) -> OfTraining | None:
+    """What is known of an evaluation that the run made while it trained; None of another one."""
+    return None if name in own_in(folder) else of_training(run, folder, name, evaluations_of(store, run))
 
 
 def is_stored(store: LikelihoodStore, run: str) -> bool:

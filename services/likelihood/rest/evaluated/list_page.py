@@ -13,7 +13,7 @@ from services.common.files import hints
 from services.common.shares import wilson
 from services.common.validation import number_of
 from services.likelihood.rest.evaluated.kept import Kept, protocol_of
-from services.likelihood.rest.evaluated.of_training import weights_of
+from services.likelihood.rest.evaluated.of_training import name_of, weights_of
 from services.likelihood.rest.evaluated.shell import (
     cell,
     compared_at,
@@ -125,12 +125,12 @@ def _own(name: str, kept: Kept) -> str:
 
 def _training(event: Mapping[str, Any], asked: Mapping[str, Path]) -> str:
     data, overall = event["data"], event["data"]["overall"]
-    tag, mode = str(data.get("tag", "")), str(data.get("mode", ""))
+    mode = str(data.get("mode", ""))
     em, n = number_of(overall.get("em")), overall.get("n")
     if type(n) is not int or n < 0:  # any client may post an event of this kind
         n = None
     bounds = wilson(em, n) if em is not None and 0 <= em <= 1 and n else (None, None)
-    name = f"eval_{tag}_{mode}"
+    name = name_of(event)
     answers = asked.get(name)
     to = f"evaluations/{quote(name)}" if answers else None
     return _row(
@@ -147,10 +147,8 @@ def _turned(run: str, scored: Sequence[Mapping[str, Any]], asked: Mapping[str, P
     """The ways from the first to the newest answers of each mode, question by question."""
     kept: dict[str, dict[str, Mapping[str, Any]]] = {}
     for event in scored:
-        mode = str(event["data"].get("mode", ""))
-        name = f"eval_{event['data'].get('tag', '')}_{mode}"
-        if name in asked:
-            kept.setdefault(mode, {})[name] = event
+        if (name := name_of(event)) in asked:
+            kept.setdefault(str(event["data"].get("mode", "")), {})[name] = event
     ways = []
     for mode, found in kept.items():
         first, last = next(iter(found)), list(found)[-1]

@@ -79,6 +79,11 @@ def weights_of(event: Mapping[str, Any]) -> str:
     return "before training" if event["step"] == 0 else f"step {event['step']}"
 
 
+def name_of(event: Mapping[str, Any]) -> str:
+    """The name of its answers, in `trajectories/`."""
+    return f"eval_{event['data'].get('tag', '')}_{event['data'].get('mode', '')}"
+
+
 def _sources(folder: Path | None, tag: str, mode: str, step: int) -> Mapping[str, Mapping[str, Any]]:
     """The answers of training hold no F1, and the event that is posted has that of all questions alone."""
     found: Mapping[str, Mapping[str, Any]] = {}

@@ -28,11 +28,11 @@ from services.likelihood.rest.evaluated.folders import (
     is_stored,
     own_in,
     suites_in,
+    trained_in,
     untrained_in,
 )
 from services.likelihood.rest.evaluated.kept import kept_in, protocol_of, training_files
 from services.likelihood.rest.evaluated.list_page import TABLE, list_page
-from services.likelihood.rest.evaluated.of_training import of_training
 from services.likelihood.rest.paths import Run
 from services.likelihood.store.base import LikelihoodStore
 
@@ -72,9 +72,7 @@ def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
         kept = answers_in(folder, name) if folder else None
         if kept is None:
             raise HTTPException(404, f"run {run} has no evaluation {name}")
-        trained = None
-        if folder and name not in own_in(folder):
-            trained = of_training(run, folder, name, evaluations_of(store, run))
+        trained = trained_in(store, run, folder, name) if folder else None
         return {
             "made": trained.made if trained else kept.file.stat().st_mtime,
             "scores": kept.scores.told(),
@@ -120,9 +118,7 @@ def add_evaluation_routes(app: FastAPI, store: LikelihoodStore) -> None:
             missing = missing_page(run, name, there=is_stored(store, run))
             return HTMLResponse(missing, 404, headers=OWN_HEADERS)
         shown = Shown(show, source, find, first, open)
-        trained = (
-            None if name in own_in(folder) else of_training(run, folder, name, evaluations_of(store, run))
-        )
+        trained = trained_in(store, run, folder, name)
         compared = chooser_of(store, run, name)
         text = answers_page(run, name, kept, shown, trained, compared=compared, there=is_stored(store, run))
         return HTMLResponse(text, headers=OWN_HEADERS)

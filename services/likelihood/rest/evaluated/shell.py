@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
 from services.common.validation import number_of
 
+ON_A_PAGE = 50
+"""Answers, or pairs of them."""
 PAGE = Path(__file__).parents[2] / "static" / "evaluations.html"
 
 
@@ -41,6 +43,36 @@ def page_of(run: str, name: str) -> str:
 def compared_at(run: str, name: str, before: str) -> str:
     """The address of the page of both. before: a name, or RUN/NAME of another run."""
     return f"{page_of(run, name)}/beside?{urlencode({'before': before})}"
+
+
+def choice(text: str, to: str, chosen: bool) -> str:
+    current = ' aria-current="true"' if chosen else ""
+    return f'<a class="choice" href="{html.escape(to)}"{current}>{html.escape(text)}</a>'
+
+
+def search_form(find: str, what: str, kept: Mapping[str, str | None]) -> str:
+    """A search for words. kept: what else the address says, and says again."""
+    hidden = "".join(
+        f'<input type="hidden" name="{key}" value="{html.escape(value)}">'
+        for key, value in kept.items()
+        if value
+    )
+    return (
+        f'<form role="search">{hidden}<input type="search" name="find" value="{html.escape(find)}" '
+        f'placeholder="words of question or answer" aria-label="{html.escape(what)}">'
+        "<button>Search</button></form>"
+    )
+
+
+def pager(first: int, shown: int, total: int, at: Callable[[int], str]) -> str:
+    """The ways to the rows before and after these, of which `first` is the first. at: the address of the page
+    that begins with a row."""
+    ways = []
+    if first > 1:
+        ways.append(link(at(max(1, first - ON_A_PAGE)), "← previous"))
+    if first - 1 + shown < total:
+        ways.append(link(at(first + shown), "next →"))
+    return " ".join(ways)
 
 
 def panel(heading: str, *parts: str) -> str:
