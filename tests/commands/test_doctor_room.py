@@ -22,8 +22,9 @@ def test_checkpoints_without_room_are_found_before_the_run_is_refused_for_them(c
     monkeypatch.setattr(doctor_files.models, "check_folder", lambda folder, given: folder)
     monkeypatch.setattr(room.shutil, "disk_usage", lambda path: SimpleNamespace(free=8 << 30))
     file = config()
+    loaded = load_config(file, [])
     with pytest.raises(EnvironmentLacks) as lack:
-        room.check_disk(load_config(file, []), folder)
+        room.check_disk(loaded, room.trained_count(loaded, folder))
     said = str(lack.value)
     assert "8.0 GiB free; 313.2 GiB are needed for checkpoints of 7000 M parameters: 2 (trainer." in said
     status, lines = findings(file)

@@ -24,6 +24,7 @@ from services.common.printing.harmless import in_one_line
 from services.common.processes.patience import Patience
 from services.contracts import Question
 from services.rollout.worker.tools import MADE_OF, Toolbox
+from trainer.commands.checks.crowd import Crowd
 from trainer.commands.checks.doctor_reward import made
 from trainer.commands.checks.findings import Finding, late, tried
 from trainer.config.schema import Config
@@ -67,27 +68,6 @@ class Limit:
         return of_run if self.run_seconds <= SECONDS else f"{SECONDS:g} s (a run waits {of_run})"
 
 
-@dataclass(frozen=True)
-class Crowd:
-    """Those who may search at the same time."""
-
-    trajectories: int
-    concurrency: int
-    """Calls of the function at a time."""
-
-    def note(self, key: str, seconds: float, limit: float) -> str:
-        """Of a function that lets them wait too long; "" of others. key: of the retriever; seconds: of one
-        call; limit: of one search."""
-        longest = seconds * self.trajectories / self.concurrency
-        if longest <= limit:
-            return ""
-        return (
-            f"a call took {seconds:.2g} s: {self.trajectories} trajectories that search at once wait up to "
-            f"{longest:.0f} s, and a search is given up after {limit:g} s; {key}.concurrency "
-            f"({self.concurrency} now) calls it from as many threads"
-        )
-
-
 def check_search(
     key: str,
     path: str,
@@ -99,20 +79,19 @@ def check_search(
 ) -> Finding:
     """Whether a search of a question returns passages with scores, as many as asked for, best first, and in
     time for a crowd."""
-    began = time.monotonic()
 
-    def call() -> list[tuple[str, float]]:
+    def call() -> tuple[list[tuple[str, float]], float]:
         where = f"{key}={path}"
         if limit and limit.run_seconds < SECONDS:  # a run calls it once before, when it opens it
             in_time(where, lambda: call_search(where, search, TRIAL, 1))
-        nonlocal began
         began = time.monotonic()
-        return in_time(where, lambda: call_search(where, search, question.text, topk), limit)
+        passages = in_time(where, lambda: call_search(where, search, question.text, topk), limit)
+        return passages, time.monotonic() - began
 
-    found = tried(key, path, call)
-    if isinstance(found, Finding):
-        return found
-    seconds = time.monotonic() - began
+    answered = tried(key, path, call)
+    if isinstance(answered, Finding):
+        return answered
+    found, seconds = answered
     seen = f"{path}: {counted(len(found), 'passage')} of {in_one_line(question.text, SHOWN)!r}"
     notes = []
     longest = min(limit.run_seconds if limit else SECONDS, SEARCH_SECONDS)
@@ -234,8 +213,7 @@ def check_call(key: str, path: str, loaded: object, config: Config, question: Qu
         held_out = config.evaluation.retriever if key.startswith("evaluation.") else None
         settings = held_out or config.retriever
         limit = Limit(f"{key.removesuffix('.index')}.timeout_seconds", settings.timeout_seconds)
-        in_flight = config.rollout.prompts_per_step * config.rollout.group_size
-        crowd = Crowd(in_flight, settings.concurrency)
+        crowd = Crowd.of(config, settings.concurrency)
         return check_search(key, path, cast(Search, loaded), question, config.rollout.topk, limit, crowd)
     if key.startswith("rollout.tools."):
         tools = cast(Mapping[str, Callable[..., object]], loaded)

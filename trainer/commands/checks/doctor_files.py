@@ -22,7 +22,7 @@ from trainer.data.relative_paths import paths_of, where_looked
 from trainer.lab.demo import lab_name
 from trainer.session.preflight import corpora
 from trainer.session.preflight.retrievers import check_index, retrievers_of
-from trainer.session.preflight.room import check_disk
+from trainer.session.preflight.room import check_disk, trained_count
 
 LOOKED_AT = 300_000
 """Rows of a file that are read, which takes some ten seconds; the line says so where it has more."""
@@ -62,7 +62,7 @@ def _model(path: Path, config: Config, value: str) -> Iterator[Finding]:
         yield Finding("model.path", "bad", value, str(error).removeprefix(f"model.path {value}: ") + where)
         return
     try:
-        check_disk(config, folder)
+        check_disk(config, trained_count(config, folder))
     except EnvironmentLacks as lack:
         yield Finding("run.dir", "bad", config.run.dir, str(lack).removeprefix("run.dir: "))
 

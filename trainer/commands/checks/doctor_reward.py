@@ -17,6 +17,7 @@ from typing import Any
 
 from services.common.errors import UserError
 from services.contracts import Action, FinishReason, Observation, Question, Reading, Trajectory
+from trainer.commands.checks.crowd import Crowd
 from trainer.commands.checks.findings import Finding, late, tried
 from trainer.config.schema import Config
 from trainer.data.named_columns import keys_of
@@ -104,12 +105,11 @@ def _notes(right: float, wrong: float, none: float, searched: float, needed: flo
 
 def _slow(config: Config, seconds: float) -> Iterator[str]:
     """Where the rewards of a step take long. seconds: of one call."""
-    asked = config.rollout.prompts_per_step * config.rollout.group_size
-    if (longest := seconds * asked / config.reward.concurrency) > SLOW_SECONDS:
+    crowd = Crowd.of(config, config.reward.concurrency)
+    if (longest := crowd.waits(seconds)) > SLOW_SECONDS:
         yield (
-            f"a call took {seconds:.2g} s, so those of the {asked} trajectories of a step take "
-            f"{longest:.0f} s; reward.concurrency ({config.reward.concurrency} now) calls it from as many "
-            "threads"
+            f"a call took {seconds:.2g} s, so those of the {crowd.trajectories} trajectories of a step take "
+            f"{longest:.0f} s; {crowd.remedy('reward')}"
         )
 
 

@@ -28,9 +28,9 @@ def check_room(
     """
     import torch
 
-    check_disk(config, model, free=disk_free)
-    parameters = parameter_count(model)
     trained = trained_count(config, model)
+    check_disk(config, trained, free=disk_free)
+    parameters = parameter_count(model) if config.learner.lora else trained
     frozen = parameters if config.learner.lora else 0
     if torch.cuda.is_available() or os.environ.get(
         "RAY_ADDRESS"
@@ -54,9 +54,9 @@ def trained_count(config: Config, model: Path) -> int:
     return adapter_count(model, lora) if lora else parameter_count(model)
 
 
-def check_disk(config: Config, model: Path, *, free: int | None = None) -> None:
-    """Raises EnvironmentLacks if the checkpoints that a run keeps won't fit on its disk (`check_room`)."""
-    trained = trained_count(config, model)
+def check_disk(config: Config, trained: int, *, free: int | None = None) -> None:
+    """Raises EnvironmentLacks if the checkpoints that a run keeps won't fit on its disk (`check_room`).
+    trained: as of `trained_count`."""
     folder = config.run_dir
     while not folder.exists():
         folder = folder.parent
