@@ -12,7 +12,6 @@ import threading
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
 import httpx
@@ -20,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 from likelihood_service import client, store  # noqa: F401
+from made_server import Quiet, serving
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.bodies import Memory, Room
@@ -289,7 +289,7 @@ def test_under_hostile_posts_the_service_stays_within_its_memory_and_answers(tmp
     assert grown < 400 * MIB and slowest[0] < 20
 
 
-class Poisoned(BaseHTTPRequestHandler):
+class Poisoned(Quiet):
     """A service that breaks on step 1, whatever it is asked."""
 
     seen: ClassVar[list[int]] = []
@@ -304,29 +304,17 @@ class Poisoned(BaseHTTPRequestHandler):
     def do_GET(self):
         self.answer(200, b"{}")
 
-    def answer(self, status, body):
-        self.send_response(status)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args):
-        pass
-
 
 def three_steps_to(service, spool, caplog):
     """Post them; the one that breaks the service is refused in the end, and none waits."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), service)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        url = f"http://127.0.0.1:{server.server_port}"
-        with caplog.at_level(logging.ERROR), LikelihoodClient(url, spool_dir=spool) as client:
-            for step in range(3):
-                client.post_step("run", StepRecord(step=step))
-            assert client.flush(30) and client.refused == 1 and client.waiting == 0
-    finally:
-        server.shutdown()
-        server.server_close()
+    with (
+        serving(service) as url,
+        caplog.at_level(logging.ERROR),
+        LikelihoodClient(url, spool_dir=spool) as client,
+    ):
+        for step in range(3):
+            client.post_step("run", StepRecord(step=step))
+        assert client.flush(30) and client.refused == 1 and client.waiting == 0
 
 
 def test_a_record_that_breaks_the_service_is_put_aside_and_those_behind_it_arrive(

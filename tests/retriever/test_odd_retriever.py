@@ -8,9 +8,9 @@ import json
 import re
 import threading
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from made_server import Quiet, serving
 from pool_world import cluster, events_of, policy, pool, requests  # noqa: F401
 from test_retriever_answers import ODD
 
@@ -59,28 +59,16 @@ class Odd:
 def odd():
     state = Odd()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self):
             self.rfile.read(int(self.headers["content-length"]))
             _, (status, body, headers) = state.next()
-            self.send_response(status)
-            for name, value in {"content-length": str(len(body)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(status, body, headers)
 
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        state.url = f"http://127.0.0.1:{server.server_port}"
+    with serving(Handler) as state.url:
         yield state
-        server.shutdown()
-        thread.join()
 
 
 async def test_each_odd_answer_for_a_while_falsifies_and_loses_no_trajectory(cluster, policy, odd):

@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import json
 import re
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from made_server import Quiet, serving
 from ports import kept_port
 
 from retriever_service.client import Hit, RetrieverClient
@@ -27,31 +26,18 @@ def scripted_server():
     ever."""
     answers, seen = [], []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_POST(self):
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             seen.append(json.loads(body) if body.startswith(b"{") else body)
             status, body, headers = answers[min(len(seen), len(answers)) - 1]
             payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-            self.send_response(status)
-            for name, value in {"content-length": str(len(payload)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(payload)
+            self.answer(status, payload, headers)
 
         do_GET = do_PUT = do_POST
 
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{running.server_port}", answers, seen
-        finally:
-            running.shutdown()
-            thread.join()
+    with serving(Handler) as url:
+        yield url, answers, seen
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 import asyncio
 import json
 import socket
-import threading
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
+from made_server import Quiet, serving
 
 from retriever_service.errors import RetrieverUnavailable
 from services import launcher
@@ -108,7 +107,7 @@ def answering(status, body):
     """The address of a server that is ready, and answers each search so; and what it was asked."""
     asked = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_GET(self):
             self.answer(200, b"{}")
 
@@ -116,23 +115,8 @@ def answering(status, body):
             asked.append((self.path, json.loads(self.rfile.read(int(self.headers["content-length"])))))
             self.answer(status, body)
 
-        def answer(self, status, body):
-            self.send_response(status)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        serving.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", asked
-        finally:
-            server.shutdown()
-            serving.join()
+    with serving(Handler) as url:
+        yield url, asked
 
 
 def address_of(key, url):
