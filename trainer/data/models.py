@@ -56,6 +56,14 @@ KNOWN = {
 }
 
 
+QUANTISED = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+"""Files beside the weights by which GPTQ, AWQ and ModelOpt say how they are quantised."""
+NOT_TRAINED = (
+    "quantised weights ({}), which cannot be trained; expected the model that they were made from, in "
+    "bfloat16, float16 or float32"
+)
+
+
 class Scheme(NamedTuple):
     """Names of the form `PREFIX:...` that stand for files made on demand, as those of the demo's laboratory
     do."""
@@ -133,10 +141,29 @@ def on_hub(name: str) -> bool:
 
 
 def check_given(name: str) -> None:
-    """Raises UserError where a folder or file of that name is there and is no model. One that is to be
-    fetched or made is told of then."""
+    """Raises UserError where a folder or file of that name is there and is no model that can be trained. One
+    that is to be fetched or made is told of then."""
     if name not in KNOWN and _scheme(name) is None and Path(name).expanduser().exists():
-        check_folder(Path(name).expanduser(), name)
+        check_trainable(check_folder(Path(name).expanduser(), name), name)
+
+
+def check_trainable(folder: Path, given: str) -> Path:
+    """The folder of a model, unless its weights are quantised: a library that reads them is most often
+    missing, and with it the learner's weights would have other names than the engine's. Raises UserError."""
+    if form := quantised(folder):
+        raise UserError(f"model.path {given}: {NOT_TRAINED.format(form)}")
+    return folder
+
+
+def quantised(folder: Path) -> str | None:
+    """In which form the weights of a folder are quantised, by its own files; None where they are not."""
+    config = folder / "config.json"
+    settings = load_object(config, str(config)) if config.is_file() else {}
+    if form := settings.get("quantization_config"):
+        method = form.get("quant_method") if isinstance(form, dict) else None
+        return "quantization_config of config.json" + (f": {method}" if method else "")
+    # Older tools write a file of their own, and nothing into config.json.
+    return next((name for name in QUANTISED if (folder / name).is_file()), None)
 
 
 def check_folder(folder: Path, given: str) -> Path:

@@ -143,6 +143,7 @@ def train(
                 # A warm start or conversion takes minutes, and would keep an event loop from hearing signals.
                 with signals.raised():
                     model = models.resolve(config.model.path)
+                    models.check_trainable(model, config.model.path)
                 for line in resumed.lines if resumed else filter(None, [unlike(model, config.rollout)]):
                     progress.say(line)
                 summary = asyncio.run(

@@ -12,7 +12,7 @@ const EVIDENCE = /^(benchmarks|study|collapse_bench|monitor_evidence|evaluation_
 // What is often typed, in the words of these pages.
 const SAME = {
   asynchronous: ["staleness"], async: ["staleness"], ckpt: ["checkpoint"], continue: ["resume"], custom: ["own"], hf: ["huggingface"], hyperparameter: ["settings"], lr: ["rate"], multinode: ["nodes"],
-  nan: ["nonfinite"], sft: ["supervised"], tb: ["tensorboard"],
+  nan: ["nonfinite"], quantized: ["quantised"], sft: ["supervised"], tb: ["tensorboard"],
 };
 // lunr leaves out words that say little, as `the`. These pages have parts of your own.
 const says = word => word === "own" || Boolean(lunr.stopWordFilter(word));

@@ -56,7 +56,7 @@ def _model(path: Path, config: Config, value: str) -> Iterator[Finding]:
     if models.is_there(value) and not folder.exists():
         return
     try:
-        models.check_folder(folder, value)
+        models.check_trainable(models.check_folder(folder, value), value)
     except UserError as error:
         where = "" if folder.exists() else where_looked(path, [value])
         yield Finding("model.path", "bad", value, str(error).removeprefix(f"model.path {value}: ") + where)

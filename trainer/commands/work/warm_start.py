@@ -280,7 +280,7 @@ def run_warm_start(
     recorded: list[Trajectory] = []
     chosen: list[Question] = []
     with signals.raised():
-        model = models.resolve(config.model.path)
+        model = models.check_trainable(models.resolve(config.model.path), config.model.path)
         rows = questions_in(config.data, config.data.train).rows
         tokenizer = load_tokenizer(model)
         template = make_template(config.rollout.template, tokenizer, config.rollout)

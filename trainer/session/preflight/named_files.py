@@ -33,7 +33,7 @@ def check_named_files(config: Config) -> None:
         if models.on_hub(value) and not key.endswith(("model.path", ".index")):
             hub.local_file(key, value, models.aside)
     if models.on_hub(config.model.path):
-        models.resolve(config.model.path)
+        models.check_trainable(models.resolve(config.model.path), config.model.path)
     if not config.data.skip_bad:
         for file in (config.data.train, config.data.eval):
             if file and Path(file).exists():
