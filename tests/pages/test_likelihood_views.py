@@ -144,7 +144,7 @@ def test_the_first_screen_says_what_is_known_and_that_a_run_has_ended_or_is_sile
     expect(page.locator(".answer.doing")).to_contain_text("ended with an error")
     expect(page.locator(".answer.doing")).to_contain_text("exit status 3")
     expect(page.locator("#status")).to_have_text(re.compile(r"^ended with an error [\d.]+ (s|min) ago$"))
-    expect(page.locator("#status")).to_have_class("status")
+    expect(page.locator("#status")).to_have_class("status live over")
 
 
 def test_the_address_holds_the_view(server, opened):

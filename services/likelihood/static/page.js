@@ -181,9 +181,9 @@
       this.draw();
     },
 
-    // The status again, whose ages grow; what is wrong stays until it is over.
+    // The status again, whose ages grow; not before the first reading is done, nor over what is wrong.
     tellStatus() {
-      if (!$("status").classList.contains("lost")) status();
+      if ($("status").classList.contains("live")) status();
     },
 
     draw() {
@@ -301,7 +301,7 @@
     const element = $("status");
     const steps = app.loaded.filter(U.begun).map((r) => r.last_step);
     const over = source.live && !lost ? U.quietSince(app.loaded) : null;
-    element.className = `status ${source.live ? (lost ? "lost" : over ? "" : "live") : ""}`.trim();
+    element.className = `status ${source.live ? (lost ? "lost" : "live") : ""}${over ? " over" : ""}`;
     if (source.live) element.textContent = lost ? "connection lost; trying again" : over || "live";
     else element.textContent = `report of ${app.list.length} run${app.list.length === 1 ? "" : "s"}, ${steps.length ? `up to step ${Math.max(...steps)}` : "no step has ended"}`;
   }
