@@ -14,7 +14,8 @@ from services.likelihood.exports.run_files import RunFiles
 from services.likelihood.monitor.detectors.table import READS
 
 WIDTH = 80
-_NAMES = max(map(len, READS)) + 2
+_READ: Mapping[str, tuple[str, ...]] = {str(rule): names for rule, names in READS.items()}
+_NAMES = max(map(len, _READ)) + 2
 
 
 def in_words(run: RunFiles, replayed: Mapping[str, Any]) -> Iterator[str]:
@@ -46,9 +47,9 @@ def _judged(replayed: Mapping[str, Any]) -> Iterator[str]:
         yield f"  names of {replayed['map']}"
     undecided, doubts, there = replayed["undecided"], replayed["doubts"], replayed["judged_by"]
     sound = [name for name in there if name not in doubts]
-    judged = {rule: [name for name in reads if name in sound] for rule, reads in READS.items()}
+    judged = {rule: [name for name in reads if name in sound] for rule, reads in _READ.items()}
     judged = {rule: names for rule, names in judged.items() if names and rule not in undecided}
-    yield f"  judged by {len(judged)} of {len(READS)} detectors{':' if judged else ''}"
+    yield f"  judged by {len(judged)} of {len(_READ)} detectors{':' if judged else ''}"
     for rule, names in judged.items():
         yield from _row(rule, names, 4)
     if undecided:
@@ -56,12 +57,12 @@ def _judged(replayed: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {len(undecided)} {verb}:"
     for why, rules in _by_reason(undecided):
         if len(rules) == 1:
-            weak = ", ".join(n for n in READS[rules[0]] if n in doubts and _is_told(n, doubts[n], undecided))
+            weak = ", ".join(n for n in _READ[rules[0]] if n in doubts and _is_told(n, doubts[n], undecided))
             yield from _row(rules[0], [f"{why} ({weak})" if weak else why], 4)
             continue
         yield from _wrapped(f"{why}:", 4)
         for rule in rules:
-            yield from _row(rule, [name for name in READS[rule] if name in there], 6)
+            yield from _row(rule, [name for name in _READ[rule] if name in there], 6)
     yield from _listed("no numbers", replayed["no_numbers"])
     yield from _listed("in doubt", {n: why for n, why in doubts.items() if not _is_told(n, why, undecided)})
     if replayed["missing"]:
@@ -71,7 +72,7 @@ def _judged(replayed: Mapping[str, Any]) -> Iterator[str]:
 
 def _is_told(metric: str, why: str, undecided: Mapping[str, str]) -> bool:
     """Whether the metric stands beside a detector already, below the same reason."""
-    return any(metric in READS[rule] and why in reason for rule, reason in undecided.items() if rule in READS)
+    return any(metric in _READ[rule] and why in reason for rule, reason in undecided.items() if rule in _READ)
 
 
 def _by_reason(reasons: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
