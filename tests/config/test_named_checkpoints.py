@@ -64,7 +64,7 @@ def test_each_entry_makes_settings_and_every_trained_row_of_a_paper_has_its_entr
 
 
 def test_releases_of_search_r1_go_by_names_that_were_published():
-    """Of the 7B by GRPO there is no name without a suffix, and of the 14B none in any list."""
+    """Of the 7B by GRPO none was found without a suffix, and of the 14B none before -v0.2."""
     stem = "PeterJinGo/SearchR1-nq_hotpotqa_train-"
     grpo = [name.removeprefix(stem) for name in BY_HUB_NAME if "7b-em-grpo" in name]
     assert grpo == ["qwen2.5-7b-em-grpo-v0.2", "qwen2.5-7b-em-grpo-v0.3"]

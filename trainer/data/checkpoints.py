@@ -1,7 +1,7 @@
 """Checkpoints of search agents by their names on the Hugging Face hub, with what each was trained to read.
 
 Search-R1 (arXiv 2503.09516) published its policies, with later releases under the same names and a suffix
-(`-v0.2`, `-v0.3`); the names here are those that public code loads. LLDS (arXiv 2512.04220) publishes under
+(`-v0.2`, `-v0.3`); the names here were found in public code. LLDS (arXiv 2512.04220) publishes under
 LLDS_HUB; two names there were found in copies of their model cards, and the other rows of its tables have no
 name here. Settings are those of the papers' own evaluations.
 """
