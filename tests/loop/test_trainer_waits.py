@@ -38,7 +38,7 @@ class Said(list):
             self.append(text)
             self.more.notify_all()
 
-    def until(self, n, seconds=20.0):
+    def until(self, n, seconds=60.0):
         with self.more:
             assert self.more.wait_for(lambda: len(self) >= n, seconds), list(self)
 
