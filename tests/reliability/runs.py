@@ -71,14 +71,14 @@ def ray_processes(process: subprocess.Popen | psutil.Process, title: str) -> lis
 
 
 def named(process: subprocess.Popen, name: str) -> psutil.Process:
-    """The one process below another that is named so. Others may end meanwhile."""
+    """The oldest process below another that is named so: what it forks has its name until it is another
+    program. Others may end meanwhile."""
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             if child.name() == name:
                 found.append(child)
-    (one,) = found
-    return one
+    return min(found, key=lambda child: child.create_time())
 
 
 def all_gone(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
