@@ -77,7 +77,7 @@ def opened(browser):
 
     def open_at(url, width=1440):
         page = chromium.opened(browser, url, width)
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(60_000)
         page.wait_for_selector(".status.live")
         pages.append(page)
         return page
@@ -232,7 +232,7 @@ def test_runs_are_renamed_hidden_and_deleted_with_the_token(tmp_path, opened, br
     for run in ("kept", "gone"):
         change(server, "POST", f"{run}/steps", {"step": 0, "metrics": {"reward/mean": 1.0}}, bearer)
     page = browser.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(60_000)
     page.goto(server.url)
     page.get_by_label("API token").fill("s3cret")
     page.get_by_role("button", name="Sign in").click()
