@@ -110,6 +110,17 @@ def test_the_page_has_the_measured_dense_index():
     assert f"had a recall@3 of {few} with 16 lists and {many} with 32, and took 33 s of" in PAGE
 
 
+def test_the_page_has_the_measured_exact_search_and_whether_its_aim_is_met():
+    found = json.loads((ROOT / "benchmarks/results/gpu/exact_21m_beside_cpu_jobs.json").read_text())
+    for one in found["results"]:
+        rate, recall = one["queries_per_second"], one["recall_at_3"]
+        assert (one["vectors"], one["dimension"], one["batch"], recall) == (21_000_000, 768, 256, 1.0)
+        assert f"| {one['dtype']} | {rate:,.0f} | {recall} | {int(one['load_seconds'] + 0.5)} |" in PAGE
+    fastest = max(one["queries_per_second"] for one in found["results"])
+    assert fastest >= 5_000
+    assert f"| {fastest:,.0f}, recall 1.0 on 64 questions (float16, 32 GB) | met |" in PAGE
+
+
 def test_the_page_has_the_measured_waits_of_training():
     beside = json.loads((ROOT / "benchmarks/results/trainer_beside_21m.json").read_text())
     for passages, step in [

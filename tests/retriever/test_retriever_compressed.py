@@ -15,7 +15,7 @@ import pytest
 from places import ROOT
 
 from benchmarks.made_vectors import Made, blocks, write_flat
-from retriever_service.dense import inverted
+from retriever_service.dense import build, inverted
 from retriever_service.dense.build import make_type
 from retriever_service.dense.exact import FILE as EXACT
 from retriever_service.dense.exact import ExactVectors
@@ -228,7 +228,34 @@ def test_a_conversion_that_is_killed_goes_on_and_nothing_half_made_is_opened(tmp
     assert not (tmp_path / "c.building").exists()
 
 
-def test_memory_stays_below_the_vectors(tmp_path, published):
+@pytest.mark.parametrize("kind", ["SQ8", "SQ4", "SQfp16"])
+def test_codes_that_go_to_the_disk_as_they_come_give_the_file_of_faiss(
+    tmp_path, published, monkeypatch, kind
+):
+    monkeypatch.setattr(build, "_BLOCK_ROWS", 3_000)
+    told = []
+    made = build.convert(
+        published / "e5_Flat.index", tmp_path / "made", kind, progress=lambda done, of: told.append(done)
+    )
+    assert made.ntotal == COUNT and told == [*range(3_000, COUNT, 3_000), COUNT]
+    whole = make_type(WIDTH, kind, COUNT)
+    every = np.concatenate([*blocks(MADE, COUNT)])
+    whole.train(every)  # of no more than these, which the conversion learns from
+    whole.add(every)
+    faiss.write_index(whole, str(tmp_path / "whole"))
+    assert (tmp_path / "made").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("make", "share"),
+    [
+        ('write_rescored(work / "flat", work, "IVF,SQ8", "float16", note)', 1 / 2),
+        # Codes of 61 MB, which need no training.
+        ('build.convert(work / "flat", work / "made", "SQfp16", progress=note)', 1 / 5),
+    ],
+    ids=["lists", "codes"],
+)
+def test_memory_stays_below_the_vectors(tmp_path, published, make, share):
     """In a process of its own, whose peak is read: the vectors of all blocks never meet in memory."""
     program = """
 import resource, sys
@@ -254,16 +281,16 @@ before = anonymous()
 peak = [0.0]
 def note(done, of):
     peak[0] = max(peak[0], anonymous())
-write_rescored(work / "flat", work, "IVF,SQ8", "float16", note)
+MAKE
 print(peak[0] - before, count * width * 4 / 2**20)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
+        [sys.executable, "-c", program.replace("MAKE", make), str(tmp_path)],
         cwd=ROOT, timeout=180, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     grown, vectors = map(float, done.stdout.split())
-    assert grown < vectors / 2
+    assert grown < vectors * share
 
 
 def test_what_does_not_go_is_one_line(tmp_path, published):
