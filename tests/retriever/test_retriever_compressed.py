@@ -184,7 +184,7 @@ CHILD = """
 import os, signal, sys
 from retriever_service.dense import build, inverted
 from retriever_service.indexing.convert import convert_index
-point, source, out = sys.argv[1:]
+point, source, out, kind, rescore = sys.argv[1:]
 inverted.write_inverted.__kwdefaults__["block_rows"] = 4_000
 build._BLOCK_ROWS = 4_000
 seen = {}
@@ -200,17 +200,20 @@ def merges(*words):
     merge(*words)
     count("after merge")
 inverted._merge = merges
-convert_index(f"{source}/e5_Flat.index", out, "IVF,SQ8", corpus=f"{source}/corpus.jsonl", nprobe=32,
-              rescore=10, sample=50, progress=tell)
+convert_index(f"{source}/e5_Flat.index", out, kind, corpus=f"{source}/corpus.jsonl", nprobe=32,
+              rescore=int(rescore), sample=50, progress=tell)
 print(seen)
 """
 
 
+LISTS = ("IVF,SQ8", "10")
+
+
 @pytest.mark.slow
 def test_a_conversion_that_is_killed_goes_on_and_nothing_half_made_is_opened(tmp_path, published):
-    def run(point: str) -> subprocess.CompletedProcess:
+    def run(point: str, *form: str) -> subprocess.CompletedProcess:
         return subprocess.run(
-            [sys.executable, "-c", CHILD, point, str(published), str(tmp_path / "c")],
+            [sys.executable, "-c", CHILD, point, str(published), str(tmp_path / "c"), *(form or LISTS)],
             cwd=ROOT, timeout=180, capture_output=True, text=True,
         )  # fmt: skip
 
@@ -226,6 +229,14 @@ def test_a_conversion_that_is_killed_goes_on_and_nothing_half_made_is_opened(tmp
     convert(published, tmp_path / "whole")
     assert verify(tmp_path / "c").files == verify(tmp_path / "whole").files
     assert not (tmp_path / "c.building").exists()
+    shutil.rmtree(tmp_path / "c")
+    # Codes that go to the disk as they come: half of them are no index, and the next try writes all anew.
+    assert run("vectors:3", "SQ8", "0").returncode == -signal.SIGKILL
+    with pytest.raises(IndexInvalid, match="no such folder"):
+        Index(tmp_path / "c")
+    assert run("-", "SQ8", "0").returncode == 0
+    convert(published, tmp_path / "codes", "SQ8", rescore=0)
+    assert verify(tmp_path / "c").files == verify(tmp_path / "codes").files
 
 
 @pytest.mark.parametrize("kind", ["SQ8", "SQ4", "SQfp16"])
