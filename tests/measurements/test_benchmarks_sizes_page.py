@@ -50,6 +50,20 @@ def test_the_page_has_the_measured_start_and_memory():
     ) in PAGE
 
 
+def test_the_table_of_growth_has_what_was_served_of_the_smallest_and_the_largest_index():
+    small = json.loads((ROOT / "benchmarks/results/bm25_20k_served.json").read_text())
+    assert small["exact"]["same"]["impacts"] == small["exact"]["questions"] == 200
+    for found, begin in ((small, "| 20,196, busy | 2 | 17 |"), (RESULT, "| 21,000,000 | 2,033 |")):
+        loads = [load for load in found["load"] if "offered" not in load]
+        rates = ", ".join(f"{load['rate']:,.0f}" for load in loads)
+        medians = f"{loads[0]['p50_ms']:.1f} and {loads[-1]['p50_ms']:.0f} ms"
+        (row,) = (line for line in PAGE.splitlines() if line.startswith(begin) and line.endswith("ms |"))
+        assert row.endswith(
+            f"| {found['start'][0]['ready_seconds']:.1f} s | {found['memory']['with_mapped_mib']:,} MiB | "
+            f"{rates} | {medians} |"
+        )
+
+
 def test_the_page_has_the_measured_load_at_random_times():
     some, many, free = RESULT["random_times"]["load"]
     assert f"never pause got {free['rate']:.0f} questions/s)" in PAGE
