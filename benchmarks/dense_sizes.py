@@ -40,6 +40,7 @@ from benchmarks.retriever_load.http_load import load, post
 from retriever_service.dense.build import make_type
 from retriever_service.dense.exact import FILE
 from retriever_service.dense.inverted import BLOCK_ROWS, TRAIN_ROWS_PER_LIST, write_inverted
+from retriever_service.dense.learning import LINKS, finds_lists_by_a_graph
 from retriever_service.dense.search import INDEX_FILE, DenseRanker, import_faiss
 from retriever_service.http.launch import serve_in_thread
 from retriever_service.index_folder.description import IndexInfo
@@ -56,6 +57,8 @@ LEAST_PER_LIST = 16
 """Vectors a list that a quantiser learns from at least, however short the time."""
 ITERATIONS = 10
 """Of FAISS's k-means for inverted lists."""
+FARTHER = 1.25
+"""Times as long, where a graph has twice as many lists."""
 LEARNING_SHARE = 0.35
 """Of the time that is left, for the quantiser to learn in."""
 START_SECONDS = 15
@@ -152,7 +155,7 @@ def build(
     link_or_copy(work / FILE, folder / FILE)
     stored = np.memmap(folder / FILE, np.float16, "r", shape=(count, dimension))
     empty = make_type(dimension, kind, count)
-    per_list = _learnt_from(empty.nlist, dimension, threads, budget.left() - kept)
+    per_list = _learnt_from(empty, threads, budget.left() - kept)
     tell("lists", {"lists": empty.nlist, "learn_from_per_list": per_list})
     lists_began = time.perf_counter()
     learnt = _write_lists(empty, kind, stored, count, folder, per_list, budget, kept)
@@ -187,12 +190,31 @@ def build(
     return Made(folder, kind, count, dimension), took
 
 
-def _learnt_from(lists: int, dimension: int, threads: int, left: float) -> int:
+def lookups_per_second(made, threads: int) -> float:
+    """Vectors whose list a graph over the lists of an index finds with so many threads, which are set. The
+    graph is of fewer lists where there are many; one of all has a longer way, and its vectors in no cache."""
+    faiss = import_faiss()
+    faiss.omp_set_num_threads(threads)
+    draw = np.random.default_rng(0)
+    lists = min(made.nlist, 4096)
+    graph = faiss.IndexHNSWFlat(made.d, LINKS, faiss.METRIC_INNER_PRODUCT)
+    graph.add(draw.random((lists, made.d), np.float32))
+    asked = draw.random((8192, made.d), np.float32)
+    began = time.perf_counter()
+    graph.search(asked, 1)
+    return len(asked) / (time.perf_counter() - began) / FARTHER ** math.log2(made.nlist / lists)
+
+
+def _learnt_from(made, threads: int, left: float) -> int:
     """Vectors per list that the quantiser learns from: as a conversion's, fewer where time is short."""
     if math.isinf(left):
         return TRAIN_ROWS_PER_LIST
-    second = products_per_second(dimension, threads) / (2 * ITERATIONS * lists * lists * dimension)
-    return max(LEAST_PER_LIST, min(TRAIN_ROWS_PER_LIST, int(LEARNING_SHARE * left * second)))
+    if finds_lists_by_a_graph(made):
+        rate = lookups_per_second(made, threads)
+    else:
+        rate = products_per_second(made.d, threads) / (2 * made.nlist * made.d)
+    per_list = LEARNING_SHARE * left * rate / (ITERATIONS * made.nlist)
+    return max(LEAST_PER_LIST, min(TRAIN_ROWS_PER_LIST, int(per_list)))
 
 
 @dataclass

@@ -15,6 +15,7 @@ import numpy as np
 from retriever_service.dense.exact import FILE as EXACT_FILE
 from retriever_service.dense.exact import ExactVectors, flat_vectors, write_exact
 from retriever_service.dense.inverted import write_inverted
+from retriever_service.dense.learning import learn
 from retriever_service.dense.search import (
     FOLDER,
     INDEX_FILE,
@@ -105,7 +106,7 @@ def convert(
         if not made.is_trained:
             wanted = max(_TRAIN_ROWS_PER_LIST * getattr(made, "nlist", 0), 20_000)
             rows = np.sort(np.random.default_rng(seed).permutation(n)[: min(wanted, n)])
-            made.train(np.stack([flat.reconstruct(int(row)) for row in rows]))
+            learn(made, np.stack([flat.reconstruct(int(row)) for row in rows]))
         if isinstance(made, faiss.IndexScalarQuantizer):
             _write_codes(made, out, blocks(), n)
         else:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from retriever_service.dense.learning import learn
 from retriever_service.dense.lists import write_lists
 from retriever_service.dense.search import INDEX_FILE, import_faiss, made_of
 from services.common.files import move, written_aside
@@ -60,7 +61,7 @@ def write_inverted(
     trained = scratch / _TRAINED
     with made_of(kind, f"{count:,} vectors"):
         if not trained.is_file():
-            made.train(_sample(vectors, count, made.nlist * rows_per_list, seed))
+            learn(made, _sample(vectors, count, made.nlist * rows_per_list, seed))
             _put(faiss, made, trained)
         blocks = []
         for begin in range(0, count, block_rows):

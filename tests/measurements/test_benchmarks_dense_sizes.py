@@ -12,6 +12,7 @@ import pytest
 from benchmarks import dense_sizes
 from benchmarks.dense_sizes import QUESTIONS, TOPK, build, recall, truth
 from benchmarks.made_vectors import CHUNK, Made
+from retriever_service.dense.build import make_type
 
 
 def test_all_lists_find_what_all_products_find(tmp_path):
@@ -90,7 +91,16 @@ def _in_blocks(write):
     return lambda *given, **options: write(*given, **options, block_rows=5_000)
 
 
-def test_fewer_vectors_are_learnt_from_where_time_is_short(monkeypatch):
-    monkeypatch.setattr(dense_sizes, "products_per_second", lambda dimension, threads: 1e12)
-    learnt = [dense_sizes._learnt_from(18_330, 768, 32, left) for left in (1e9, 480.0, 10.0, float("inf"))]
+@pytest.mark.parametrize(
+    ("kind", "speed", "rate"),
+    [
+        ("IVF,SQ8", "products_per_second", lambda *_: 1e12),
+        ("IVF_HNSW32,SQ8", "lookups_per_second", lambda *_: 1e12 / (2 * 18_330 * 768)),
+    ],
+)
+def test_fewer_vectors_are_learnt_from_where_time_is_short(monkeypatch, kind, speed, rate):
+    monkeypatch.setattr(dense_sizes, speed, rate)
+    made = make_type(768, kind, 21_000_000)
+    assert made.nlist == 18_330
+    learnt = [dense_sizes._learnt_from(made, 32, left) for left in (1e9, 480.0, 10.0, float("inf"))]
     assert learnt == [64, pytest.approx(32, abs=2), 16, 64]
