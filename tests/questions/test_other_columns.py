@@ -65,6 +65,12 @@ def test_each_format_carries_them_as_json_has_them(tmp_path, kind):
     assert first(write(tmp_path, kind, [ROW])).columns == OTHERS
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow"])
+def test_a_name_with_a_dot_is_a_name(tmp_path, kind):
+    columns = first(write(tmp_path, kind, [ROW | {"meta.level": "hard", "meta": {"level": "easy"}}])).columns
+    assert (columns["meta.level"], columns["meta"]) == ("hard", {"level": "easy"})
+
+
 def test_the_cells_of_a_table_are_texts(tmp_path):
     columns = first(write(tmp_path, "csv", [ROW])).columns
     assert columns["level"] == "hard" and json.loads(columns["extra_info"]) == OTHERS["extra_info"]

@@ -291,9 +291,11 @@ def _parquet(file: Path, wanted: Wanted | None, beside: int) -> Iterator[Record]
 def _small_in(metadata: Any, most: int) -> set[str]:
     """Columns of a Parquet file of at most so many bytes in a row, by its own sums."""
     sums: dict[str, int] = {}
+    names = set(metadata.schema.to_arrow_schema().names)
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for part in map(group.column, range(group.num_columns)):  # a struct has one for each of its fields
-            name = part.path_in_schema.partition(".")[0]
+            path = part.path_in_schema
+            name = path if path in names else path.partition(".")[0]
             sums[name] = sums.get(name, 0) + part.total_uncompressed_size
     return {name for name, held in sums.items() if held <= most * metadata.num_rows}
 
