@@ -126,7 +126,8 @@ def test_a_tool_that_raises_for_all_texts_is_bad(tool):
     assert found.level == "bad"
     assert found.advice.startswith("rollout.tools.t: on question q: KeyError: 'SEARCH_KEY' (")
     assert found.advice.endswith(
-        "; it raised for all 6 texts that were tried, so a run ends at its first call: return a text"
+        "; it raised for all 6 texts that were tried, so a run ends at its first call: mend that; where "
+        "a policy's text is wrong, return a text"
     )
 
 

@@ -160,7 +160,9 @@ def check_tool(
             advice = (
                 f"{raised}; it raised for all {number} texts that were tried, so a run ends at its first call"
             )
-            return Finding(key, "bad", path, f"{advice}: return a text")
+            return Finding(
+                key, "bad", path, f"{advice}: mend that; where a policy's text is wrong, return a text"
+            )
         seen = f"{path}: {in_one_line(said, SHOWN)!r} for {in_one_line(text, SHOWN)!r}"
         if closing:
             return Finding(key, "bad", seen, closing[0])
