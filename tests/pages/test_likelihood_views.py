@@ -30,6 +30,11 @@ SOON_AFTER = """() => { const { app, source } = Unspiral;
   Unspiral.drawFirst(app.loaded);
   return document.querySelector(".answer.doing").innerText; }"""
 
+STATUS_AFTER = """(seconds) => { const { app, source } = Unspiral;
+  source.ahead = app.loaded[0].last_step_time + seconds - Date.now() / 1000;
+  app.tellStatus();
+  return document.getElementById("status").textContent; }"""
+
 
 def post(server, run, first, last, change=0.0):
     rows = [json.loads(line) for line in (LAB / "grpo_2.jsonl").read_text().splitlines()]
@@ -134,9 +139,12 @@ def test_the_first_screen_says_what_is_known_and_that_a_run_has_ended_or_is_sile
     assert (
         page.evaluate("Unspiral.state(Unspiral.app.loaded[0], Unspiral.source.now() + 3600).word") == "silent"
     )
+    assert [page.evaluate(STATUS_AFTER, seconds) for seconds in (1, 36_000)] == ["live", "no step for 10.0 h"]
     page = opened(f"{server.url}/#runs=high")
     expect(page.locator(".answer.doing")).to_contain_text("ended with an error")
     expect(page.locator(".answer.doing")).to_contain_text("exit status 3")
+    expect(page.locator("#status")).to_have_text(re.compile(r"^ended with an error [\d.]+ (s|min) ago$"))
+    expect(page.locator("#status")).to_have_class("status live over")
 
 
 def test_the_address_holds_the_view(server, opened):
