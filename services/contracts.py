@@ -8,12 +8,14 @@ not write it: the action mask is `action_ids >= 0`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
+from services.common.names import near_name
 from services.worker_state import WorkerState
 
 MAX_DOCUMENT_CHARS = 20_000
@@ -47,6 +49,55 @@ class Question:
     """The system turn that stands before `prompt` in the data file, if any."""
     context: tuple[str, ...] = ()
     """Passages that were retrieved for it beforehand, best first; templates of agents show none."""
+    _kept: str = field(default="", compare=False, repr=False)
+    """JSON of the row's other columns, and of why some of them are not kept: small where there are many
+    questions, and nobody's changes reach another trajectory."""
+
+    @property
+    def columns(self) -> RowColumns:
+        """The other columns of its row, by their names in the file. A copy of the caller's own."""
+        columns, left_out = json.loads(self._kept) if self._kept else ({}, {})
+        return RowColumns(columns, self.id, left_out)
+
+
+class NoColumn(KeyError):
+    """A column that a question's row lacks, or that is not kept."""
+
+    def __str__(self) -> str:  # KeyError shows its message in quotes
+        return str(self.args[0])
+
+
+class RowColumns(dict[str, Any]):
+    """Columns of a question's row. One that is asked for and not there raises a KeyError that says why."""
+
+    def __init__(self, columns: Mapping[str, Any], question: str, left_out: Mapping[str, str]) -> None:
+        super().__init__(columns)
+        self.question = question
+        self.left_out = left_out
+        """Why columns of the row are not here, by their names."""
+
+    def __missing__(self, name: str) -> Any:
+        if why := self.left_out.get(name):
+            raise NoColumn(f"column `{name}` of question {self.question} is not kept: {why}")
+        has = ", ".join(map(str, self)) or "none"
+        raise NoColumn(
+            f"question {self.question} has no other column `{name}`; its columns are {has}"
+            f"{near_name(str(name), [*self, *self.left_out])}"
+        )
+
+
+def kept(columns: Mapping[str, str], left_out: Mapping[str, str] | None = None) -> str:
+    """What a question keeps of columns, each given as JSON. left_out: why others are not kept, by their
+    names."""
+    if not columns and not left_out:
+        return ""
+    texts = ", ".join(f"{json.dumps(name)}: {text}" for name, text in columns.items())
+    return f"[{{{texts}}}, {json.dumps(left_out or {})}]"
+
+
+def with_columns(question: Question, columns: Mapping[str, Any]) -> Question:
+    """The question with other columns of its row, which must be what JSON can say."""
+    return replace(question, _kept=kept({name: json.dumps(value) for name, value in columns.items()}))
 
 
 @dataclass(frozen=True)

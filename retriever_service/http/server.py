@@ -146,11 +146,14 @@ def _public(settings: IndexSettings) -> dict[str, Any]:
 
 
 def _besides(service: Service) -> dict[str, str]:
-    """What health has to say beside its state: what is loading, or why another index was not opened."""
+    """What health has to say beside its state: what is loading, or why another index was not opened, or that
+    a function of the user's fails."""
     if service.index is None and service.failure is None:
         return {"loading": service.loading}
     failure = service.reload_failure
-    return {} if failure is None else {"reload_failure": str(failure) or type(failure).__name__}
+    told = {} if failure is None else {"reload_failure": str(failure) or type(failure).__name__}
+    failing = getattr(service.index, "failing", "")
+    return told | ({"failing": failing} if failing else {})
 
 
 async def _load_or_report(service: Service, told: State) -> None:
@@ -158,6 +161,10 @@ async def _load_or_report(service: Service, told: State) -> None:
     if service.failure is None:
         if told.on_ready is not None:
             told.on_ready()
+        if failure := getattr(service.index, "failure", None):  # a function may be early
+            log.warning(
+                "retriever: the opening call failed, and a search is answered once a call works: %s", failure
+            )
         return
     if told.on_failure is not None:  # whoever gave it says what is wrong
         told.on_failure(service.failure)

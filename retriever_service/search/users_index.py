@@ -17,7 +17,7 @@ from retriever_service.search.search_index import Hits
 from services.common.answers import clean_text
 from services.common.errors import UserError
 from services.common.loading.user_code import Call, calling, load
-from services.common.printing.kinds import kind_of
+from services.common.printing.kinds import returned_kind
 from services.common.processes.daemon_threads import DaemonThreads
 from services.common.processes.own_loop import result_of
 
@@ -52,7 +52,7 @@ def call_search(where: str, search: Search, query: str, topk: int) -> list[tuple
         returned = result_of(search, query, topk)
         found = list(returned) if isinstance(returned, Iterable) and not isinstance(returned, str) else None
     if found is None:
-        raise UserError(f"{where}: expected {EXPECTED}; it returned {kind_of(returned)}")
+        raise UserError(f"{where}: expected {EXPECTED}; it returned {returned_kind(returned)}")
     return [_hit(where, at, one) for at, one in enumerate(found)]
 
 
@@ -61,9 +61,9 @@ def _hit(where: str, at: int, one: Any) -> tuple[str, float]:
     is_pair = isinstance(one, list | tuple) and len(one) == 2
     if not is_pair or not isinstance(one[0], str) or isinstance(one[1], bool | str | list | tuple | None):
         got = (
-            f"{kind_of(one)} of {', '.join(map(kind_of, one))}"
+            f"{returned_kind(one)} of {', '.join(map(returned_kind, one))}"
             if isinstance(one, list | tuple)
-            else kind_of(one)
+            else returned_kind(one)
         )
         raise UserError(f"{where}: expected {EXPECTED}; its passage {at} is {got}")
     with calling(where):
@@ -99,6 +99,8 @@ class UsersIndex:
         self._path = path
         self._threads = DaemonThreads(concurrency, "search")
         self._function = load_search("index", path)
+        self.failure: UserError | None = None
+        """Of the last call, until one is answered."""
         self._refuse_other_forms()
         self.info = IndexInfo(backend="function", corpus=path, passages=0, settings={})
 
@@ -146,8 +148,22 @@ class UsersIndex:
         return late, replaced
 
     def _one(self, query: str, topk: int) -> Hits:
-        found = call_search(f"index {self._path}", self._function, query, topk)
+        try:
+            found = call_search(f"index {self._path}", self._function, query, topk)
+        except UserError as error:
+            self.failure = error
+            raise
+        self.failure = None
         return [(encode_document(_id(contents), contents, None), score) for contents, score in found[:topk]]
+
+    @property
+    def failing(self) -> str:
+        """The kind of the last call's error, for those who ask for the state without a token; "" where it was
+        answered."""
+        if self.failure is None:
+            return ""
+        cause = self.failure.__cause__
+        return f"the last call of the function failed: {type(cause).__name__ if cause else 'another form'}"
 
     def normalise(self, query: str) -> str:
         """The query itself."""

@@ -110,7 +110,7 @@ def test_a_search_with_another_number_or_order_of_passages_is_noted():
     ("function", "got"),
     [
         (texts, "its passage 0 is text"),
-        (dicts, "its passage 0 is an object"),
+        (dicts, "its passage 0 is a dict"),
         (swapped, "its passage 0 is a tuple of a number, text"),
         (nothing, "it returned nothing"),
         (one_text, "it returned text"),

@@ -17,7 +17,7 @@ QUESTION = Question("q", "In which country is Rome?", ("Italy",), "own")
 SEARCH = Action([1], [-1.0], 0, "search", "<search> Rome </search>")
 TRAJECTORY = Trajectory("t", "g", QUESTION, [1], [SEARCH, Observation([2], "x")], "answer")
 HIT = Hit("d", "Rome\nA town.", 1.0)
-OF_QUESTION = "id, text, golden_answers, data_source, prompt, system, context"
+OF_QUESTION = "id, text, golden_answers, data_source, prompt, system, context, columns"
 OF_HIT = "id, contents, score"
 
 

@@ -182,3 +182,19 @@ def test_a_function_that_is_called_no_more_is_let_go_of():
     calls.close()
     threads[1].join(60)
     assert not threads[1].is_alive()
+
+
+def test_a_judge_that_refuses_us_ends_the_run_in_one_line(service, monkeypatch):
+    for status, kind in ((401, "HTTPStatusError"), (404, "HTTPStatusError"), (422, "HTTPStatusError")):
+        monkeypatch.setitem(SAID, "Lima", (status, b"no"))
+        with pytest.raises(UserError, match=rf"on trajectory u7: {kind}: Client error '{status} ") as e:
+            of("Lima")
+        assert "\n" not in str(e.value)
+    for status in (429, 500, 504):
+        monkeypatch.setitem(SAID, "Lima", (status, b"later"))
+        assert of("Lima") is None
+    keyless = {"Authorization": "Bearer "}  # of a variable that is not set
+    with httpx.Client(base_url=judge.CLIENT.base_url, headers=keyless, trust_env=False) as client:
+        monkeypatch.setattr(judge, "CLIENT", client)
+        with pytest.raises(UserError, match=r"LocalProtocolError: Illegal header value"):
+            of("Rome")

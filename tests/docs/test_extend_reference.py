@@ -36,7 +36,7 @@ def rows_under(heading: str) -> list[list[str]]:
 
 def members_of(cls: type) -> dict[str, str]:
     """Type of each public field, property and method, by its name as the page writes it."""
-    found = {field.name: str(field.type) for field in fields(cls)}
+    found = {field.name: str(field.type) for field in fields(cls) if not field.name.startswith("_")}
     for name, value in vars(cls).items():
         if name.startswith("_") or name in found:
             continue

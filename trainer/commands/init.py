@@ -50,7 +50,7 @@ LOOKED_AT = 100_000
 PART_MARKS = [
     "reward:",
     "  kind: format      # part marks: a small model has little right",
-    "  right_at: 0.8      # a right answer earns 0.8 in a wrong form, and counts as right",
+    "  right_at: 0.8      # of format: a right answer in a wrong form earns 0.8. With another kind: delete",
 ]
 
 

@@ -30,6 +30,10 @@ class DataSettings(Settings):
     """Column of the data source that a question is of, likewise; `weights` and scores by source go by it."""
     id_key: str | None = None
     """Column of the questions' ids, likewise."""
+    keep_columns: list[str] | None = None
+    """Columns of a row that go along with its question, for code of your own (`question.columns`), up to
+    100,000 characters each; `metadata.level` is a key in a column. None: all that the question is not read
+    from, of at most 2,000 characters."""
     shuffle: bool = True
     """Shuffle the training questions anew for each pass, seeded."""
     weights: dict[str, Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]] = Field({})

@@ -80,6 +80,8 @@ class Keys:
     id: str | None = None
     null_is_empty: bool = False
     """Whether cells such as NULL, of these columns or those that are known, count as empty."""
+    keep: tuple[str, ...] | None = None
+    """Other columns that go along with a question; None: those that are short (`other_columns`)."""
 
     def __post_init__(self) -> None:
         for name, key in self._named.items():
@@ -100,11 +102,12 @@ class Keys:
 
     def is_wanted(self, name: str) -> bool:
         """As the function: whether a question may be made from a column of that name."""
-        return is_wanted(name) or any(column_of({name: None}, key) for key in self.given.values())
+        named = (*self.given.values(), *(self.keep or ()))
+        return is_wanted(name) or any(column_of({name: None}, key) for key in named)
 
     def check(self, path: str | Path) -> None:
         """Raises UserError, for a configuration, where the first row has no such column."""
-        first = next((one.fields for one in read_records(path) if one.fields is not None), None)
+        first = first_row(path)
         for name, key in self.given.items():
             if first is not None and column_of(first, key) is None:
                 columns = columns_told(first, key)
@@ -112,7 +115,7 @@ class Keys:
 
     def of_file(self, path: str | Path) -> Keys:
         """Those of which the first row has the column: another file may have names that need no key."""
-        first = next((one.fields for one in read_records(path) if one.fields is not None), None) or {}
+        first = first_row(path) or {}
         return self._of({name for name, key in self.given.items() if column_of(first, key)})
 
     def beside(self, path: str | Path, other: str | Path) -> Keys:
@@ -124,7 +127,7 @@ class Keys:
     def _of(self, names: set[str]) -> Keys:
         """Those of these names."""
         kept = {name: key for name, key in self.given.items() if name in names}
-        return Keys(**kept, null_is_empty=self.null_is_empty)
+        return Keys(**kept, null_is_empty=self.null_is_empty, keep=self.keep)
 
     def applied(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """The row with the named columns in the place of those that count otherwise. Raises UserError where
@@ -166,6 +169,11 @@ _PLACES = {
     "id": ("id", IDENTITY),
 }
 """By the key: the name under which its column is read, and the columns that count otherwise."""
+
+
+def first_row(path: str | Path) -> dict[str, Any] | None:
+    """The first row of a file that can be read."""
+    return next((one.fields for one in read_records(path) if one.fields is not None), None)
 
 
 def _label(value: Any, key: str) -> str:

@@ -18,6 +18,7 @@ from services.common.records.columns import is_no_value
 from services.contracts import Question
 from trainer.data.columns import Keys, Parsed, question_of
 from trainer.data.lists_in_texts import several_in
+from trainer.data.other_columns import KEPT_CHARS, other_columns
 from trainer.rewards import normalize, unscorable
 
 TRAIN = {"train", "training"}
@@ -247,14 +248,15 @@ def nothing_in(path: Path, problems: list[BadRow]) -> str:
 def parsed(
     path: Path, *, all_columns: bool = False, keys: Keys = NO_KEYS
 ) -> Iterator[tuple[Record, Parsed] | BadRow]:
-    """Each row with its question, or the reason why it has none. Columns of Parquet that no question needs
-    are read only on request."""
+    """Each row with its question, or the reason why it has none. Columns of Parquet that no question needs,
+    and that are too long to go along with one, are read only on request."""
     files = data_files(path, f"questions as {ACCEPTED}")
     _refuse_several_splits(path, files)
     number = 0
     for file in files:
         source = source_of(file)
-        for record in read_records(file, None if all_columns else keys.is_wanted):
+        beside = KEPT_CHARS if keys.keep is None else 0
+        for record in read_records(file, None if all_columns else keys.is_wanted, beside):
             yield _parsed_record(record, number, source, keys)
             number += 1
 
@@ -268,6 +270,8 @@ def _parsed_record(record: Record, number: int, source: str, keys: Keys) -> tupl
         return BadRow(record.place, keys.in_own_words(str(error), record.fields))
     except RecursionError:
         return BadRow(record.place, "is nested too deep to be read")
+    if kept := other_columns(record.fields, keys, record.names):
+        found = replace(found, question=replace(found.question, _kept=kept))
     return record, replace(found, read_from=keys.read_from(record.fields, found.read_from))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from services.common.errors import UserError
 from services.common.loading.user_code import Call, calling, check_takes, find, with_colon
 from services.common.names import near_name
-from services.common.printing.kinds import kind_of
+from services.common.printing.kinds import returned_kind
 from services.common.processes.own_loop import result_of
 from services.contracts import Trajectory
 from services.likelihood.metrics.verdicts import BEST_REWARD
@@ -136,8 +136,8 @@ class _UsersReward:
 
 
 def right_at(reward: Reward | None, setting: float | None) -> float:
-    """The least reward of a right answer: the setting `reward.right_at`, otherwise what the function itself
-    says, otherwise BEST_REWARD.
+    """The least reward of a right answer: the setting `reward.right_at` (`overrides` tells of it), otherwise
+    what the function itself says, otherwise BEST_REWARD.
 
     Raises UserError where the function's attribute `right_at` is no number.
     """
@@ -149,6 +149,17 @@ def right_at(reward: Reward | None, setting: float | None) -> float:
     return float(said)
 
 
+def overrides(reward: Reward, setting: float | None) -> str:
+    """A line where the setting counts in place of what the function itself says; "" where it does not."""
+    said = getattr(reward, "right_at", None)
+    if setting is None or said is None or said == setting:
+        return ""
+    return (
+        f"reward.right_at={setting:g} is set, and counts in place of {said!r}, the attribute right_at of the "
+        "reward function: take the setting out if the function is to say it"
+    )
+
+
 def _as_reward(value: Any) -> float | None:
     """The result of a user's function as a number. Raises TypeError for a text, also for one such as "1"."""
     if isinstance(value, str | bytes | bytearray):
@@ -156,7 +167,7 @@ def _as_reward(value: Any) -> float | None:
     try:
         return None if value is None else float(value)
     except (TypeError, ValueError):
-        raise TypeError(f"returned {kind_of(value)}; expected a number or None") from None
+        raise TypeError(f"returned {returned_kind(value)}; expected a number or None") from None
 
 
 def _of_answer(trajectory: Trajectory, score: Callable[[str, tuple[str, ...]], float]) -> float:

@@ -24,6 +24,7 @@ from trainer.learner.model.asked import unlike
 from trainer.loop.driver import Driver
 from trainer.loop.run.progress import Progress
 from trainer.loop.run.run_folder import RunFolder
+from trainer.rewards import overrides
 from trainer.session.about import about_run, described
 from trainer.session.control import announced, served
 from trainer.session.nothing_left import STOPPED_BY_MONITOR, ended_already, why_nothing_is_left
@@ -138,7 +139,7 @@ def train(
                 progress.say(f"run folder: {folder.path.resolve()}")
                 if resume is not None and not checkpoint and not again:
                     progress.warn(begins_anew(folder.path))
-                for remark in remarks(config):
+                for remark in filter(None, [*remarks(config), overrides(own.reward, config.reward.right_at)]):
                     progress.say(remark)
                 # A warm start or conversion takes minutes, and would keep an event loop from hearing signals.
                 with signals.raised():

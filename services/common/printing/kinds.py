@@ -22,6 +22,11 @@ def kind_of(value: Any) -> str:
     return _KINDS.get(type(value), type(value).__name__)
 
 
+def returned_kind(value: Any) -> str:
+    """The same of what a function of a user's returned: JSON's `an object` is Python's `a dict`."""
+    return "a dict" if type(value) is dict else kind_of(value)
+
+
 def shown(value: Any) -> str:
     """A value behind `got`, as it was given."""
     return "nothing" if value is None else repr(value)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -59,24 +60,25 @@ class Record:
         return f"{self.file}, {self.unit} {self.number}"
 
 
-def read_records(path: str | Path, wanted: Wanted | None = None) -> Iterator[Record]:
+def read_records(path: str | Path, wanted: Wanted | None = None, beside: int = 0) -> Iterator[Record]:
     """All records of a file, or of the files of a folder. `wanted` chooses columns of Parquet and Arrow; the
-    others give all.
+    others give all. beside: other columns are read too that hold no more bytes than that in a row, on
+    average.
 
     A record that is damaged alone comes with its problem. Raises UserError where a file itself is.
     """
     for file in data_files(Path(path)):
         try:
-            yield from _read_file(file, layout_of(file), wanted)
+            yield from _read_file(file, layout_of(file), wanted, beside)
         except (*DAMAGED, ValueError) as error:  # ValueErrors: of a library that has read a part
             raise UserError(f"{file}: cannot be read: {' '.join(str(error).split())}") from None
 
 
-def _read_file(file: Path, layout: Layout, wanted: Wanted | None) -> Iterator[Record]:
+def _read_file(file: Path, layout: Layout, wanted: Wanted | None, beside: int) -> Iterator[Record]:
     if layout.format == "parquet":
-        yield from _parquet(file, wanted)
+        yield from _parquet(file, wanted, beside)
     elif layout.format == "arrow":
-        yield from _arrow(file, wanted)
+        yield from _arrow(file, wanted, beside)
     elif layout.plain_lines:
         with open_unpacked(file) as lines:
             yield from _json_lines(file, lines)
@@ -275,17 +277,30 @@ def _readable(file: Path, kind: str) -> Iterator[None]:
         raise UserError(f"{file}: not a readable {kind} file: {' '.join(str(error).split())}") from None
 
 
-def _parquet(file: Path, wanted: Wanted | None) -> Iterator[Record]:
+def _parquet(file: Path, wanted: Wanted | None, beside: int) -> Iterator[Record]:
     from pyarrow import parquet
 
     with _readable(file, "parquet"):
         with parquet.ParquetFile(file) as table:
-            columns = _chosen(table.schema_arrow.names, wanted)
+            small = _small_in(table.metadata, beside) if wanted and beside else set()
+            columns = _chosen(table.schema_arrow.names, wanted, small)
             names = table.schema_arrow.names
             yield from _numbered(file, names, table.iter_batches(batch_size=BATCH_ROWS, columns=columns))
 
 
-def _arrow(file: Path, wanted: Wanted | None) -> Iterator[Record]:
+def _small_in(metadata: Any, most: int) -> set[str]:
+    """Columns of a Parquet file of at most so many bytes in a row, by its own sums."""
+    sums: dict[str, int] = {}
+    names = set(metadata.schema.to_arrow_schema().names)
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for part in map(group.column, range(group.num_columns)):  # a struct has one for each of its fields
+            path = part.path_in_schema
+            name = path if path in names else path.partition(".")[0]
+            sums[name] = sums.get(name, 0) + part.total_uncompressed_size
+    return {name for name, held in sums.items() if held <= most * metadata.num_rows}
+
+
+def _arrow(file: Path, wanted: Wanted | None, beside: int) -> Iterator[Record]:
     """What `datasets` saves to disk is a stream; Feather is a file."""
     import pyarrow
     from pyarrow import ipc
@@ -295,15 +310,27 @@ def _arrow(file: Path, wanted: Wanted | None) -> Iterator[Record]:
             is_file = source.read(6) == b"ARROW1"
             source.seek(0)
             opened = ipc.open_file(source) if is_file else ipc.open_stream(source)
-            columns = _chosen(opened.schema.names, wanted)
             batches = (opened.get_batch(i) for i in range(opened.num_record_batches)) if is_file else opened
+            small: set[str] = set()
+            if wanted and beside and (first := next(batches := iter(batches), None)) is not None:
+                most = beside * first.num_rows
+                small = {
+                    name
+                    for name, column in zip(first.schema.names, first.columns, strict=True)
+                    if column.nbytes <= most
+                }
+                batches = chain([first], batches)
+            columns = _chosen(opened.schema.names, wanted, small)
             chosen = (batch if columns is None else batch.select(columns) for batch in batches)
             yield from _numbered(file, opened.schema.names, chosen)
 
 
-def _chosen(names: list[str], wanted: Wanted | None) -> list[str] | None:
-    """The columns to read; all where none is wanted, so that a message can name them."""
-    return None if wanted is None else [name for name in names if wanted(name)] or None
+def _chosen(names: list[str], wanted: Wanted | None, small: set[str]) -> list[str] | None:
+    """The columns to read, small ones beside those that are wanted; all where none is wanted, so that a
+    message can name them."""
+    if wanted is None or not any(map(wanted, names)):
+        return None
+    return [name for name in names if wanted(name) or name in small]
 
 
 def _check_names(file: Path, names: list[str]) -> None:

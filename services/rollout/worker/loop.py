@@ -10,6 +10,7 @@ gives later calls fewer ids (`shown_later`); its trajectories are sampled and sc
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 import time
@@ -76,10 +77,18 @@ async def run_trajectory(
     """
     started = time.monotonic()
     for attempt in range(SAMPLING_ATTEMPTS):
+        toolbox = Toolbox(tools or {}, request.question, settings.tool_timeout_seconds)
         try:
-            toolbox = Toolbox(tools or {}, request.question, settings.tool_timeout_seconds)
             world = _World(template, search, settings, observe, toolbox, known)
-            trajectory = await _sample(request, attempt, engine, world)
+            try:
+                trajectory = await _sample(request, attempt, engine, world)
+            except asyncio.CancelledError:
+                await toolbox.close(wait=False)  # whoever has cancelled us waits for the end
+                raise
+            except BaseException:
+                await toolbox.close()
+                raise
+            await toolbox.close()
         except FloatingPointError as e:
             error = e
         else:
@@ -92,17 +101,19 @@ class Prompts:
     """The last prompts of one template."""
 
     def __init__(self) -> None:
-        self._ids: dict[Question, list[int]] = {}
+        self._ids: dict[tuple[Question, str], list[int]] = {}
 
     def ids(self, question: Question, template: Template) -> list[int]:
         """A list of the caller's own."""
-        if question not in self._ids:
+        # A template may show other columns of the row, by which questions are not compared.
+        asked = question, question._kept
+        if asked not in self._ids:
             made = template.prompt_ids(question)
             if len(self._ids) >= KNOWN_PROMPTS:
                 del self._ids[next(iter(self._ids))]
-            self._ids[question] = made
+            self._ids[asked] = made
         # The caller appends to it, and the group's other trajectories begin with the same prompt.
-        return list(self._ids[question])
+        return list(self._ids[asked])
 
 
 def prompt_of(

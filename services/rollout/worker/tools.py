@@ -7,8 +7,9 @@ A tool is a function, or a class whose instances keep the state of one trajector
     class Shop:
         def __init__(self, question: Question) -> None: ...
         def __call__(self, content: str) -> str: ...
+        def close(self) -> None: ...        # where there is one: the trajectory has ended
 
-Both may be `async`. The policy writes `<NAME>content</NAME>`; what the tool returns is its observation, cut
+All may be `async`. The policy writes `<NAME>content</NAME>`; what the tool returns is its observation, cut
 to `rollout.max_obs_tokens`. A function that is not `async` runs in a thread, so that it holds up no other
 trajectory.
 """
@@ -17,9 +18,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Protocol
@@ -27,13 +30,16 @@ from typing import Any, Protocol
 from services.common.deadlines import within
 from services.common.errors import UserError
 from services.common.loading.user_code import Call, calling, check_takes, load, told
-from services.common.printing.kinds import kind_of
+from services.common.printing.kinds import returned_kind
 from services.common.processes.daemon_threads import DaemonThreads
 from services.contracts import Question
 from services.rollout.errors import WorkerLostError
 
+log = logging.getLogger(__name__)
 _THREADS = DaemonThreads(64, "tools")
 """Of their own: calls that hang must not keep the worker from its weights."""
+_CLOSING: set[asyncio.Future[str]] = set()
+"""Calls of `close` under way: of a task that nobody holds nothing is left."""
 
 
 class Tool(Protocol):
@@ -44,8 +50,9 @@ class Tool(Protocol):
 
 
 class Environment(Protocol):
-    """A tool with the state of one trajectory. Its class is called with the question when the trajectory
-    begins."""
+    """A tool with the state of one trajectory. Its class is called with the question at the first call of a
+    trajectory. Where its object has `close`, that is called without arguments once the trajectory has
+    ended."""
 
     def __call__(self, content: str) -> str | Awaitable[str]:
         """The observation; as of `Tool`."""
@@ -87,6 +94,10 @@ class Toolbox:
         self._question = question
         self._timeout_seconds = timeout_seconds
         self._made: dict[str, object] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Of the last call."""
+        self._making = threading.Lock()
+        self._ended = False
         self._asked: Future[Any] | None = None
         """The last call in a thread."""
 
@@ -98,14 +109,73 @@ class Toolbox:
         calls that hang have taken all threads: only another worker has free ones.
         """
         self._asked = None
+        self._loop = asyncio.get_running_loop()
         try:
             async with within(self._timeout_seconds, lambda: self._late(name)):
                 result = await self._ask(name, content)
         except _Away as away:
             raise TimeoutError(str(away)) from away
         if not isinstance(result, str):
-            raise UserError(f"rollout.tools.{name}: returned {kind_of(result)}; expected a text")
+            raise UserError(f"rollout.tools.{name}: returned {returned_kind(result)}; expected a text")
         return result
+
+    async def close(self, wait: bool = True) -> list[str]:
+        """Call `close` of each object that was made, where it has one: once, however the trajectory ended.
+        The lines of those that failed or took longer than `timeout_seconds`. They are logged too, and end
+        nothing: what the trajectory earned does not depend on them. wait: False only begins the calls."""
+        with self._making:
+            self._ended = True
+            made, self._made = self._made, {}
+        closing = [
+            asyncio.ensure_future(self._close(name, one)) for name, one in made.items() if _closes(one)
+        ]
+        if not closing:
+            return []
+        _CLOSING.update(closing)
+        for task in closing:
+            task.add_done_callback(_CLOSING.discard)
+        if not wait:
+            await asyncio.sleep(0)  # each begins
+            return []
+        return [line for line in await asyncio.shield(asyncio.gather(*closing)) if line]
+
+    async def _close(self, name: str, made: Any) -> str:
+        """The line of what went wrong; "" where nothing did."""
+        where = f"rollout.tools.{name}: close, after question {self._question.id}"
+        late = f"{where}: no end within rollout.tool_timeout_seconds={self._timeout_seconds:g}"
+        asked = None
+        try:
+            async with within(self._timeout_seconds, lambda: TimeoutError(late)):
+                with _calling(where):
+                    if inspect.iscoroutinefunction(made.close):
+                        await made.close()
+                    else:
+                        asked = _THREADS.submit(partial(copy_context().run, _result, made.close))
+                        await asyncio.shield(asyncio.wrap_future(asked))  # called, whoever still waits
+        except (TimeoutError, UserError, _Away) as error:
+            if asked is not None and asked.running():
+                _THREADS.give_up(asked)
+            log.warning("%s", error)
+            return str(error)
+        return ""
+
+    def _make(self, name: str) -> None:
+        """An object, in a thread. One that comes when the trajectory has ended is closed at once."""
+        made = self._tools[name](self._question)
+        with self._making:
+            if not self._ended:
+                self._made[name] = made
+                return
+        if _closes(made):
+            with suppress(Exception):
+                self._close_late(made)
+
+    def _close_late(self, made: Any) -> None:
+        """In the thread that made it; an `async` one on the loop of the calls."""
+        if inspect.iscoroutinefunction(made.close) and self._loop is not None:
+            asyncio.run_coroutine_threadsafe(made.close(), self._loop)
+        else:
+            made.close()
 
     def _late(self, name: str) -> Exception:
         """Whether the tool was slow, or its call found no thread."""
@@ -128,7 +198,7 @@ class Toolbox:
         key, question = f"rollout.tools.{name}", f"question {self._question.id}"
         if inspect.isclass(tool) and name not in self._made:
             with _calling(f"{key}: {MADE_OF} {question}"):
-                self._made[name] = await self._called(tool, self._question)
+                await self._called(partial(self._make, name))
         with _calling(f"{key}: on {question}"):
             if inspect.isclass(tool):
                 return await self._called(self._made[name], content)
@@ -146,6 +216,10 @@ class Toolbox:
         except asyncio.CancelledError:
             _THREADS.give_up(self._asked)
             raise
+
+
+def _closes(made: object) -> bool:
+    return callable(getattr(made, "close", None))
 
 
 class _Away(Exception):

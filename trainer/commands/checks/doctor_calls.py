@@ -8,7 +8,7 @@ import asyncio
 import importlib.util
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -48,6 +48,9 @@ SEARCH_SECONDS: float = ServerSettings.model_fields["request_timeout_seconds"].d
 """Longest wait of a search at the service that a run starts."""
 REWARDS = [1.0, 0.0, 0.0, 1.0]
 """Of the made trajectories, for metrics."""
+OTHER_TEXTS = ("5", "2 + 3", '{"query": "Rome"}', "print(2 + 3)")
+"""What a tool that raises for a question is asked beside a golden answer: such as calculators, tools that
+take JSON, and interpreters take."""
 SHOWN = 60
 """Characters of a question or an observation that are shown."""
 
@@ -115,32 +118,59 @@ def check_search(
 def check_tool(
     key: str, path: str, tool: Callable[..., object], question: Question, limit: Limit | None = None
 ) -> Finding:
-    """What a tool returns for a text that no tool expects: a policy writes anything."""
-    name = key.rpartition(".")[2]
+    """What a tool returns for a text that no tool expects: a policy writes anything. One that raises is asked
+    for other texts."""
     limit = limit or Limit("rollout.tool_timeout_seconds", SECONDS)
-    box = Toolbox({name: tool}, question, limit.seconds)
-    too_late = f"{key}: no result within {limit}"
-    began = time.monotonic()
-    try:
-        # Longer than its own limit, which an async tool that blocks its event loop does not keep.
-        text = in_time(too_late, lambda: asyncio.run(box.call(name, question.text)), None, limit.seconds + 1)
-    except TimeoutError as error:
-        if time.monotonic() - began < limit.seconds:  # the tool's own, of a service that is away
-            advice = f"{error}: a run samples such a trajectory again, and ends at the third such call"
-            return Finding(key, "note", path, advice)
-        late.append(key)
-        return Finding(key, "bad", path, too_late)
-    except UserError as error:
-        if error.__cause__ is None:  # of its form or time, and not raised by the tool
-            return Finding(key, "bad", path, str(error))
-        made_of = str(error).startswith(f"{key}: {MADE_OF}")
-        if made_of or isinstance(error.__cause__, ENDS) or is_slip(error.__cause__):
-            return Finding(key, "bad", path, str(error))  # whatever the policy writes
-        advice = f"{error}: a policy writes anything, and a tool that raises ends the run; return a text"
-        return Finding(key, "note", path, advice)
-    return Finding(
-        key, "good", f"{path}: {in_one_line(text, SHOWN)!r} for {in_one_line(question.text, SHOWN)!r}"
-    )
+    raised = ""
+    others = dict.fromkeys((*question.golden_answers[:1], *OTHER_TEXTS))
+    for number, text in enumerate((question.text, *others), 1):
+        closing: list[str] = []
+
+        async def called(text: str = text, closing: list[str] = closing) -> str:
+            box = Toolbox({key.rpartition(".")[2]: tool}, question, limit.seconds)
+            try:
+                return await box.call(key.rpartition(".")[2], text)
+            finally:
+                closing += await box.close()
+
+        began = time.monotonic()
+        try:
+            # Longer than its own limit, which an async tool that blocks its event loop does not keep.
+            most = 2 * limit.seconds + 1 if hasattr(tool, "close") else limit.seconds + 1
+            said = in_time(f"{key}: no result within {limit}", lambda: on_one_loop(called()), None, most)
+        except TimeoutError as error:
+            if time.monotonic() - began < limit.seconds:  # the tool's own, of a service that is away
+                advice = f"{error}: a run samples such a trajectory again, and ends at the third such call"
+                return Finding(key, "note", path, advice)
+            late.append(key)
+            _loops.clear()
+            return Finding(key, "bad", path, f"{key}: no result within {limit}")
+        except UserError as error:
+            if error.__cause__ is None:  # of its form or time, and not raised by the tool
+                _loops.clear()
+                return Finding(key, "bad", path, str(error))
+            made_of = str(error).startswith(f"{key}: {MADE_OF}")
+            # Of a word or two an interpreter says NameError too, and rightly.
+            slip = number == 1 and is_slip(error.__cause__)
+            if made_of or isinstance(error.__cause__, ENDS) or slip:
+                return Finding(key, "bad", path, str(error))  # whatever the policy writes
+            raised = raised or str(error)
+            if number <= len(others):
+                continue
+            advice = (
+                f"{raised}; it raised for all {number} texts that were tried, so a run ends at its first call"
+            )
+            return Finding(
+                key, "bad", path, f"{advice}: mend that; where a policy's text is wrong, return a text"
+            )
+        seen = f"{path}: {in_one_line(said, SHOWN)!r} for {in_one_line(text, SHOWN)!r}"
+        if closing:
+            return Finding(key, "bad", seen, closing[0])
+        if raised:
+            advice = f"{raised}: a policy writes anything, and a tool that raises ends the run; return a text"
+            return Finding(key, "note", seen, advice)
+        return Finding(key, "good", seen)
+    raise AssertionError("the last text returns")
 
 
 def check_metrics(key: str, path: str, function: StepMetrics, config: Config, question: Question) -> Finding:
@@ -224,6 +254,19 @@ def check_call(key: str, path: str, loaded: object, config: Config, question: Qu
     if key == "algorithm.loss":
         return check_loss(key, path, cast(Callable[..., Any], loaded), config)
     return None
+
+
+def on_one_loop(call: Coroutine[Any, Any, T]) -> T:
+    """The result of a call of a tool, all on one loop as in a worker: what a module of the user's keeps open,
+    such as the connections of an HTTP client, belongs to the loop that made it."""
+    if not _loops:
+        _loops.append(asyncio.new_event_loop())
+        threading.Thread(target=_loops[0].run_forever, name="doctor-tools", daemon=True).start()
+    return asyncio.run_coroutine_threadsafe(call, _loops[0]).result()
+
+
+_loops: list[asyncio.AbstractEventLoop] = []
+"""None, or that loop; one that a call may block is left to itself."""
 
 
 def in_time(where: str, call: Callable[[], T], limit: Limit | None = None, seconds: float | None = None) -> T:

@@ -17,6 +17,7 @@ from services.common.loading.user_code import is_import_path
 from services.contracts import Question
 from trainer.commands.checks.doctor_calls import check_call, check_template
 from trainer.commands.checks.doctor_reward import check_reward, first_question
+from trainer.commands.checks.doctor_said import after_tools
 from trainer.commands.checks.findings import Finding, tried
 from trainer.config.schema import Config
 from trainer.data import models
@@ -53,7 +54,7 @@ def check_parts(config: Config) -> Iterator[Finding]:
             bad |= part.key == "rollout.template"
             yield loaded
         elif part.key == "reward.kind" and is_import_path(part.value):
-            yield check_reward(config, cast("Reward", loaded))
+            yield check_reward(config, cast("Reward", loaded), after_tools)
         elif part.key == "rollout.template" and folder and can_encode and is_import_path(part.value):
             found = check_template(part.key, part.value, folder, config, question)
             bad |= found.level == "bad"

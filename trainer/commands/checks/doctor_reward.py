@@ -9,11 +9,11 @@ import inspect
 import math
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from services.common.errors import UserError
 from services.contracts import Action, FinishReason, Observation, Question, Reading, Trajectory
@@ -22,7 +22,7 @@ from trainer.commands.checks.findings import Finding, late, tried
 from trainer.config.schema import Config
 from trainer.data.named_columns import keys_of
 from trainer.data.questions import parsed
-from trainer.rewards import Reward, right_at
+from trainer.rewards import Reward, overrides, right_at
 from trainer.rewards.calls import RewardCalls
 
 SECONDS = 30.0
@@ -37,10 +37,16 @@ LOOKED_AT = 100
 """Questions among which one with an answer is looked for."""
 
 
-def check_reward(config: Config, reward: Reward) -> Finding:
-    """What the function gives each of them, or its own error."""
+AfterTools = Callable[[Config, Question], Mapping[str, tuple[Trajectory, Trajectory]]]
+"""By the name of a tool of the run's: a right answer and a wrong one, each after a call of it."""
+
+
+def check_reward(config: Config, reward: Reward, after_tools: AfterTools | None = None) -> Finding:
+    """What the function gives each of them, or its own error. after_tools: is asked where all earn the same,
+    as with a reward that reads what an environment said."""
     kind = config.reward.kind
-    trajectories = made(first_question(config), config.rollout.reading)
+    question = first_question(config)
+    trajectories = made(question, config.rollout.reading)
     # Where the run waits no longer than the doctor does, its own limit is kept, and named.
     limit = config.reward.timeout_seconds
     key = "reward.timeout_seconds" if limit <= SECONDS else None
@@ -48,26 +54,60 @@ def check_reward(config: Config, reward: Reward) -> Finding:
     began = time.monotonic()
     with closing(RewardCalls(reward, kind, min(limit, SECONDS), key=key, concurrency=most)) as calls:
         earned = tried("reward.kind", kind, lambda: asyncio.run(calls.of(trajectories)))
-    if isinstance(earned, Finding):
+        seconds = (time.monotonic() - began) / math.ceil(len(trajectories) / most)
+        told: dict[str, tuple[float, float]] | Finding = {}
+        flat = not isinstance(earned, Finding) and len(set(earned)) == 1 and math.isfinite(earned[0])
+        if after_tools and flat:
+            pairs = after_tools(config, question)
+            told = tried("reward.kind", kind, lambda: _earned_after(calls, pairs))
+    if isinstance(earned, Finding) or isinstance(told, Finding):
         if calls.waits_for():
             late.append(kind)
-        return earned
-    seconds = (time.monotonic() - began) / math.ceil(len(trajectories) / most)
+        return earned if isinstance(earned, Finding) else cast(Finding, told)
     right, wrong, none, searched = earned
     needed = right_at(reward, config.reward.right_at)
+    how = "lower reward.right_at, or take it out and set the attribute right_at of the function"
+    if config.reward.right_at is None:
+        how = "set the attribute right_at of the function, or reward.right_at"
     seen = f"{kind}: a right answer {_earns(right)}, a wrong one {_earns(wrong)}, none {_earns(none)}"
     if _earns(searched) != _earns(right):
         seen += f"; a right one after a search {_earns(searched)}"
+    for name, (well, badly) in told.items():
+        seen += f"; after <{name}> a right one {_earns(well)}, a wrong one {_earns(badly)}"
     if not any(map(math.isfinite, earned)) and returns_nothing(reward):
         advice = "it returns nothing: no `return` in it has a value; is one missing?"
         return Finding("reward.kind", "bad", seen, advice)
-    notes = [*_notes(right, wrong, none, searched, needed), *_slow(config, seconds)]
+    by_tool = next((pair for pair in told.values() if pair[0] != pair[1]), None)
+    if by_tool and all(map(math.isfinite, by_tool)):  # the reward is of what the tool said
+        right, wrong = by_tool
+        searched, none = right, min(none, wrong)
+    notes = [*_notes(right, wrong, none, searched, needed, how), *_slow(config, seconds)]
+    if told and not by_tool:
+        notes.append("calls of the tools changed nothing: a reward that reads what they say may need others")
+    if config.reward.right_at is not None:
+        seen += f"; right is from {needed:g} on (reward.right_at)"
+    if line := overrides(reward, config.reward.right_at):
+        notes.insert(0, line)
     advice = "; ".join(notes)
     return Finding("reward.kind", "note" if advice else "good", seen, advice)
 
 
-def _notes(right: float, wrong: float, none: float, searched: float, needed: float) -> Iterator[str]:
-    """What is most likely meant otherwise, the gravest first."""
+def _earned_after(
+    calls: RewardCalls, pairs: Mapping[str, tuple[Trajectory, Trajectory]]
+) -> dict[str, tuple[float, float]]:
+    """What a right answer and a wrong one earn after each tool."""
+    earned = {}
+    for name, pair in pairs.items():
+        right, wrong = asyncio.run(calls.of(list(pair)))
+        earned[name] = (right, wrong)
+    return earned
+
+
+def _notes(
+    right: float, wrong: float, none: float, searched: float, needed: float, how: str
+) -> Iterator[str]:
+    """What is most likely meant otherwise, the gravest first. how: what makes an answer right that earns
+    less."""
     others = {"a wrong answer": wrong, "no answer": none}
     if not any(map(math.isfinite, (right, wrong, none, searched))):
         yield "the function returned None or no finite number; a service that it asks may be away"
@@ -96,8 +136,8 @@ def _notes(right: float, wrong: float, none: float, searched: float, needed: flo
         )
     elif right < needed:
         yield (
-            f"an answer counts as right from {needed:g} on, for metrics and LLDS; where yours earn less, set "
-            "the attribute right_at of the function, or reward.right_at"
+            f"an answer counts as right from {needed:g} on, for metrics and LLDS; where yours earn less, "
+            f"{how}"
         )
     if math.isfinite(wrong) and wrong >= needed:
         yield f"a wrong answer earns as much as counts as right ({needed:g})"
@@ -136,12 +176,14 @@ def _gives_a_value(node: ast.AST) -> bool:
     return isinstance(node, ast.Yield | ast.YieldFrom) or any(map(_gives_a_value, ast.iter_child_nodes(node)))
 
 
+def answered(answer: str) -> Action:
+    """A last turn."""
+    return Action([0], [-1.0], 0, "answer", f"<answer> {answer} </answer>")
+
+
 def made(question: Question, reading: Reading) -> list[Trajectory]:
     """Trajectories with a golden answer, with another one, with none, and with a golden one after a search:
     it has what a run's trajectories have."""
-
-    def answered(answer: str) -> Action:
-        return Action([0], [-1.0], 0, "answer", f"<answer> {answer} </answer>")
 
     right, wrong = answered(question.golden_answers[0]), answered(WRONG)
     none = Action([0], [-1.0], 0, "invalid", "I do not know.")
@@ -154,12 +196,13 @@ def made(question: Question, reading: Reading) -> list[Trajectory]:
         "none": [none],
         "searched": [search, shown, right],
     }
-    return [_trajectory(name, question, reading, segments) for name, segments in made_of.items()]
+    return [trajectory(name, question, reading, segments) for name, segments in made_of.items()]
 
 
-def _trajectory(
+def trajectory(
     name: str, question: Question, reading: Reading, segments: list[Action | Observation]
 ) -> Trajectory:
+    """One that is not stored anywhere."""
     last = segments[-1]
     finish: FinishReason = "answer" if isinstance(last, Action) and last.kind == "answer" else "turns"
     return Trajectory(f"doctor-{name}", "doctor", question, [0], segments, finish, reading=reading)

@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any, Protocol
 
 from services.common.loading.user_code import ENDS, Call, by_signal, load, told
-from services.common.printing.kinds import kind_of
+from services.common.printing.kinds import returned_kind
 from services.contracts import Trajectory
 
 KEY = "trainer.metrics"
@@ -69,7 +69,7 @@ class UsersMetrics:
                 if value is None:
                     continue
                 if not isinstance(name, str):
-                    self._tell(f"{path}: {name!r}", f"expected a name, got {kind_of(name)}; {EXPECTED}")
+                    self._tell(f"{path}: {name!r}", f"expected a name, got {returned_kind(name)}; {EXPECTED}")
                 elif name in known or name in out:
                     self._tell(f"{path}: {name}", "the name is taken; give another, such as my/name")
                 elif isinstance(value, bool) or not isinstance(value, Real):
@@ -91,4 +91,4 @@ def _by_name(returned: Any) -> dict[Any, Any]:
     try:
         return dict(returned)
     except (TypeError, ValueError):
-        raise TypeError(f"returned {kind_of(returned)}; {EXPECTED}") from None
+        raise TypeError(f"returned {returned_kind(returned)}; {EXPECTED}") from None

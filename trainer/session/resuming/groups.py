@@ -152,6 +152,7 @@ GROUPS = (
             *_keys("algorithm.llds", "anchor", "snapshot_every", "min_drop"),
             *_keys("algorithm.llds", "answer_weight", "answer_lambda"),
             "rollout.max_staleness",
+            "data.keep_columns",
         ),
         "holds from the next step on",
     ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from services.common.errors import UserError
 from services.common.loading.user_code import Call, calling, check_takes, find, with_colon
 from services.common.names import near_name
-from services.common.printing.kinds import kind_of
+from services.common.printing.kinds import returned_kind
 from services.contracts import Reading
 from services.rollout.worker.templates.base import ParsedAction, TagTemplate, Template, reading_of
 from services.rollout.worker.templates.users import UsersTemplate, vocabulary_of
@@ -91,7 +91,7 @@ def _check_values(where: str, template: Template) -> None:
     least: Any = template.min_observation_tokens
     if isinstance(least, bool) or not isinstance(least, int):
         raise UserError(
-            f"{where}: min_observation_tokens: expected a number of tokens, found {kind_of(least)}"
+            f"{where}: min_observation_tokens: expected a number of tokens, found {returned_kind(least)}"
         )
     reading: Any = reading_of(template)
     if reading not in get_args(Reading):

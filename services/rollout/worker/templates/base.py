@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from services.common.printing.kinds import kind_of
+from services.common.printing.kinds import returned_kind
 from services.contracts import ActionKind, Observation, Question, Reading
 from services.rollout.worker.plain_text import Outside, TextEncoder, beginning
 from services.rollout.worker.tags import first_action, outside_thoughts
@@ -105,7 +105,7 @@ class TagTemplate:
     def __init__(self, tokenizer: Any, settings: RolloutSettings):
         for name in ("head", "tail", "invalid"):
             if not isinstance(found := getattr(self, name, None), str):
-                raise TypeError(f"its `{name}` is {kind_of(found)}; expected a text")
+                raise TypeError(f"its `{name}` is {returned_kind(found)}; expected a text")
         self.tokenizer = tokenizer
         self.settings = settings
         self.reading = settings.reading
@@ -170,7 +170,7 @@ class TagTemplate:
     def observation_ids(self, hits: Sequence[Hit], budget: int) -> Observation:
         text: object = self.documents([replace(hit, contents=self.harmless(hit.contents)) for hit in hits])
         if not isinstance(text, str):
-            raise TypeError(f"`documents` returned {kind_of(text)}; expected a text")
+            raise TypeError(f"`documents` returned {returned_kind(text)}; expected a text")
         return self._enclosed(text, budget)
 
     def result_ids(self, text: str, budget: int) -> Observation:

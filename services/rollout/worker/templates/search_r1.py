@@ -4,10 +4,11 @@ word."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from services.common.errors import UserError
+from services.common.printing.kinds import returned_kind
 from services.contracts import Question
 from services.rollout.worker.plain_text import Outside, put_before
 from services.rollout.worker.templates.base import TagTemplate
@@ -77,8 +78,10 @@ def rendered(
 def in_chat(
     tokenizer: Any, turns: list[tuple[str, list[str]]], tools: list[dict[str, Any]] | None = None
 ) -> list[str]:
-    """Turns, each a role and pieces, as the tokenizer's chat template shows them, as pieces; the assistant's
-    turn is begun. tools: what it may call. Raises UserError."""
+    """Turns, each a role and pieces (`("user", ["Answer: ", Outside(question.text)])`), as the tokenizer's
+    chat template shows them, as pieces; the assistant's turn is begun. tools: what it may call. Raises
+    UserError."""
+    _check_turns(turns)
     outside: list[str] = []
     messages = []
     for role, pieces in turns:
@@ -95,6 +98,30 @@ def in_chat(
             "the tokenizer's chat template does not show each turn as it is, once; expected one that does"
         )
     return [*(piece for pair in zip(shown, outside, strict=False) for piece in pair), shown[-1]]
+
+
+TURNS = 'turns, each a role and a list of texts: [("system", [SYSTEM]), ("user", [Outside(question.text)])]'
+"""What `in_chat` takes, as a user writes it."""
+
+
+def _check_turns(turns: object) -> None:
+    """Raises TypeError for another form: messages of a chat have one too, and a text is made of texts."""
+    if not isinstance(turns, list | tuple):
+        raise TypeError(f"in_chat: expected {TURNS}; found {returned_kind(turns)}")
+    for number, turn in enumerate(turns):
+        if not isinstance(turn, list | tuple) or len(turn) != 2 or not isinstance(turn[0], str):
+            found = returned_kind(turn)
+            if isinstance(turn, Mapping):
+                found += f" with {', '.join(map(str, turn)) or 'nothing'}"
+            raise TypeError(f"in_chat: expected {TURNS}; turn {number} is {found}")
+        pieces = turn[1]
+        if not isinstance(pieces, list | tuple):
+            raise TypeError(
+                f"in_chat: expected {TURNS}; of turn {number}, {turn[0]}, the second part is "
+                f"{returned_kind(pieces)}" + (": put [ ] around it" if isinstance(pieces, str) else "")
+            )
+        if others := [returned_kind(one) for one in pieces if not isinstance(one, str)]:
+            raise TypeError(f"in_chat: expected {TURNS}; of turn {number}, {turn[0]}, a piece is {others[0]}")
 
 
 def numbered(hits: Sequence[Hit]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from services.common.errors import UserError
 from services.common.loading.user_code import calling
 from services.common.printing.harmless import in_one_line
-from services.common.printing.kinds import kind_of
+from services.common.printing.kinds import returned_kind
 from services.contracts import ActionKind, Observation, Question
 from services.rollout.worker.templates.base import ParsedAction
 
@@ -43,7 +43,7 @@ class UsersTemplate:
             if callable(method):
                 setattr(self, name, _told(f"{where}: {name}", method, check))
             elif hasattr(template, name):
-                raise UserError(f"{where}: {name}: expected a method, found {kind_of(method)}")
+                raise UserError(f"{where}: {name}: expected a method, found {returned_kind(method)}")
 
     def __getattr__(self, name: str) -> Any:
         if name == "_template":  # a copy asks for it before it is there
@@ -89,11 +89,11 @@ class _Ids:
 
     def of(self, returned: Any) -> list[int]:
         if isinstance(returned, str | bytes | Mapping) or not isinstance(returned, Iterable):
-            raise _OtherForm(f"{kind_of(returned)}; expected {self._expected}")
+            raise _OtherForm(f"{returned_kind(returned)}; expected {self._expected}")
         ids = []
         for at, one in enumerate(returned):
             if isinstance(one, bool) or not isinstance(one, Integral):
-                raise _OtherForm(f"a list whose item {at} is {kind_of(one)}; expected {self._expected}")
+                raise _OtherForm(f"a list whose item {at} is {returned_kind(one)}; expected {self._expected}")
             ids.append(int(one))
             if ids[-1] < 0 or (self._vocabulary and ids[-1] >= self._vocabulary):
                 raise _OtherForm(f"the id {ids[-1]}; expected {self._expected}")
@@ -106,25 +106,25 @@ class _Ids:
 
     def of_observation(self, returned: Any) -> Observation:
         if not isinstance(returned, Observation):
-            raise _OtherForm(f"{kind_of(returned)}; expected an Observation(token_ids, text)")
+            raise _OtherForm(f"{returned_kind(returned)}; expected an Observation(token_ids, text)")
         if not isinstance(returned.text, str):
-            raise _OtherForm(f"an Observation whose text is {kind_of(returned.text)}")
+            raise _OtherForm(f"an Observation whose text is {returned_kind(returned.text)}")
         return Observation(self.of(returned.token_ids), returned.text)
 
 
 def _text(returned: Any) -> str:
     if not isinstance(returned, str):
-        raise _OtherForm(f"{kind_of(returned)}; expected a text")
+        raise _OtherForm(f"{returned_kind(returned)}; expected a text")
     return returned
 
 
 def _action(tools: Collection[str], returned: Any) -> ParsedAction:
     if not isinstance(returned, ParsedAction):
-        raise _OtherForm(f"{kind_of(returned)}; expected a ParsedAction(kind, content)")
+        raise _OtherForm(f"{returned_kind(returned)}; expected a ParsedAction(kind, content)")
     if returned.kind not in get_args(ActionKind):
         raise _OtherForm(f"an action of kind {returned.kind!r}; expected {', '.join(get_args(ActionKind))}")
     if not isinstance(returned.content, str):
-        raise _OtherForm(f"an action whose content is {kind_of(returned.content)}; expected a text")
+        raise _OtherForm(f"an action whose content is {returned_kind(returned.content)}; expected a text")
     if returned.kind == "tool" and returned.tool not in tools:
         raise _OtherForm(
             f"a call of the tool {returned.tool!r}; rollout.tools has {', '.join(tools) or 'none'}"
