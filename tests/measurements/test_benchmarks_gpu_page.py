@@ -214,3 +214,23 @@ def test_the_page_has_the_parts_of_the_engines_process():
         f"{one['tokens_per_s']:,.0f} tokens/s, {one['us_per_token']:.0f} us per token in the worker's "
         f"process and {one['engine_us_per_token']:.0f} in the engine's, GPU busy {100 * one['busy']:.0f} %"
     ) in PAGE
+
+
+@pytest.mark.parametrize(
+    ("file", "title"), [("crowd_plain", "decoding alone"), ("crowd_searches", "with searches")]
+)
+def test_the_page_has_the_rounds_of_several_workers_on_one_card(file, title):
+    found = json.loads((ROOT / f"benchmarks/results/gpu/{file}_idle.json").read_text())
+    for workers, rounds in found["rounds"].items():
+
+        def both(name, form, unit="", scale=1, rounds=rounds):
+            return " and ".join(f"{scale * row[name]:{form}}{unit}" for row in rounds)
+
+        assert (
+            f"| {title}, {workers} | {both('tokens_per_s', ',.0f')} | {both('steady_tokens_per_s', ',.0f')} "
+            f"| {both('us_per_token', '.1f')} us | {both('engine_us_per_token', '.0f')} us "
+            f"| {both('busy', '.0f', ' %', 100)} | {rounds[0]['start_seconds']:.0f} s |"
+        ) in PAGE
+        if workers in found["ratio"]:
+            gpu = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
+            assert all(f"{found['ratio'][workers]:.2f}" in page for page in (PAGE, gpu))

@@ -123,3 +123,19 @@ def test_the_page_has_the_measured_waits_of_training():
             f"{step['searches']} | {step['search_p50_ms']:.0f} ms | {step['search_p99_ms']:.0f} ms | "
             f"{' | '.join(shares)} |"
         ) in PAGE
+
+
+def test_the_page_has_the_dense_index_that_was_cut_short_of_21_million():
+    dense = json.loads((ROOT / "benchmarks/results/dense_8650752.json").read_text())
+    recall = {found["nprobe"]: found for found in dense["recall"]}
+    for load in dense["load"]:
+        found = recall[load["nprobe"]]
+        assert (
+            f"| {load['nprobe']} | {found['recall']:.3f} | {found['cpu_ms']} | {load['server_threads']} | "
+            f"{load['rate']:.0f} | {load['p50_ms']:.0f} ms | {load['p99_ms']:.0f} ms | "
+            f"{load['with_mapped_mib']:,} MiB |"
+        ).replace("| 0.", "| .") in PAGE
+    build = dense["build"]
+    assert build["vectors"] < dense["asked"] == 21_000_000
+    assert f"learned for {build['of_them_learning']} of {build['seconds']} s" in PAGE
+    assert f"{build['vectors']:,} vectors were in lists" in PAGE
