@@ -67,6 +67,23 @@ def test_each_score_is_on_the_open_page_when_it_is_made(browser, run):
     page.close()
 
 
+def test_scores_by_source_are_a_chart_with_a_curve_for_each(browser, run):
+    """The sources of the evaluation set, whatever their names; the score over all stands in its own chart."""
+    for number, (nq, hotpot) in enumerate([(0.125, 0.25), (0.5, 0.375)], 1):
+        sources = {"eval/nq/em_greedy": nq, "eval/hotpotqa/em_greedy": hotpot}
+        step(run, number, **sources, **{GREEDY: (nq + hotpot) / 2})
+    page = opened(browser, f"{run}/#runs=r")
+    chart = page.locator("figure", has=page.get_by_text("Held-out EM by source, greedy", exact=True))
+    group = page.locator("details", has=chart)
+    if group.get_attribute("open") is None:
+        group.locator("summary").first.click()
+    chart.locator("canvas").first.wait_for()
+    told = [" ".join(text.split()) for text in chart.locator(".legend button").all_inner_texts()]
+    assert told == ["hotpotqa 0.375", "nq 0.500"]
+    assert not page.errors
+    page.close()
+
+
 def test_scores_stay_however_many_other_events_follow(browser, run):
     evaluated(run, 0, "before", 0.0)
     evaluated(run, 2, "after", 0.97)

@@ -18,6 +18,7 @@ from services.common.errors import UserError
 from services.contracts import Action, Question, Trajectory, TrajectoryRequest
 from services.rollout.worker.loop import run_trajectory
 from services.rollout.worker.templates import make_template
+from services.rollout.worker.tokenizer import load_tokenizer
 from services.settings import RolloutSettings
 from trainer.config.schema import parse_config
 from trainer.suite.methods import METHODS, PROMPTED, method_of
@@ -150,6 +151,26 @@ def test_the_protocol_tells_what_moves_numbers():
     assert (
         facts(SETTINGS.model_copy(update={"reading": "search_r1"}), question=plain)["reading"] == "search_r1"
     )
+
+
+def test_a_copy_without_its_chat_template_is_asked_without_it_and_the_protocol_says_so(tmp_path):
+    """As docs/evaluation.md has it, for both places where a folder keeps the template."""
+    chat_bpe().save_pretrained(tmp_path)
+
+    def chat_template():
+        return facts(SETTINGS, load_tokenizer(tmp_path))["chat_template"]
+
+    with_it = chat_template()
+    assert with_it != "none"
+    file, settings = tmp_path / "chat_template.jinja", tmp_path / "tokenizer_config.json"
+    older = json.loads(settings.read_text()) | {"chat_template": file.read_text()}
+    file.unlink()
+    assert chat_template() == "none"
+    settings.write_text(json.dumps(older))
+    assert chat_template() == with_it
+    del older["chat_template"]
+    settings.write_text(json.dumps(older))
+    assert chat_template() == "none"
 
 
 async def test_a_service_tells_its_corpus_and_encoder_and_one_without_health_routes_tells_nothing(tmp_path):

@@ -14,15 +14,25 @@ from trainer.suite.shown.published import LLDS, PUBLISHED
 from trainer.suite.shown.tables import latex, markdown
 from trainer.suite.statistics import Estimates, averages_of, pass_at_k, sign_test
 
+MISPRINTED = {("Qwen2.5-7B", "IRCoT"): 0.226}
+"""Rows whose printed average is not that of their seven figures: what these give."""
+
 
 @pytest.mark.parametrize("printed", PUBLISHED, ids=lambda p: f"{p.model} {p.method}")
 def test_the_papers_own_averages_come_out_of_their_per_set_figures(printed):
     """To .001: each figure of three digits is off by up to .0005, and so is the printed average."""
     averages = averages_of(printed.by_set)
-    assert averages["macro"] == pytest.approx(printed.macro, abs=1e-3)
+    macro = MISPRINTED.get((printed.model, printed.method), printed.macro)
+    assert averages["macro"] == pytest.approx(macro, abs=1e-3)
     if printed.paper == LLDS:
         assert averages["general"] == pytest.approx(printed.general, abs=1e-3)
         assert averages["multi_hop"] == pytest.approx(printed.multi_hop, abs=1e-3)
+
+
+def test_a_row_that_is_noted_as_misprinted_is():
+    rows = {(p.model, p.method): p for p in PUBLISHED}
+    assert len(rows) == len(PUBLISHED) == 43
+    assert all(abs(rows[key].macro - macro) > 0.01 for key, macro in MISPRINTED.items())
 
 
 def test_an_average_of_which_a_set_is_missing_is_absent():

@@ -56,11 +56,12 @@ def _packaged() -> list[str]:
 
 def _short() -> list[str]:
     """A line for each checkpoint with weights, and how many have none."""
-    lines = ["", "EM    name on the hub"]
+    lines = ["", "EM    name on the hub, and the suffixes of later releases"]
     for one in CHECKPOINTS:
         row = printed(one)
         if one.hub is not None:
-            lines.append(f"{f'{row.macro:.3f}' if row else '-':5} {one.hub}")
+            later = "".join(f", -{name.rpartition('-')[2]}" for name in one.later)
+            lines.append(f"{f'{row.macro:.3f}' if row else '-':5} {one.hub}{later}")
     unknown = sum(one.hub is None for one in CHECKPOINTS)
     return [
         *lines,
@@ -92,6 +93,7 @@ def _lines(one: Checkpoint) -> list[str]:
         f"rollout.bos={one.bos} rollout.topk={one.topk} rollout.max_turns={one.max_turns}",
         f"  tags {one.tags}",
         f"  retriever: {one.retriever}",
+        *([f"  later releases: {', '.join(one.later)}"] if one.later else []),
     ]
 
 
