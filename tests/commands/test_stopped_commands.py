@@ -1,4 +1,4 @@
-"""`eval`, `warm-start` and `export` that a signal ends, whenever it comes: one line, the status of the signal,
+"""`eval`, `warm-start` and `export` that a signal ends, whenever it comes: a line, the status of the signal,
 and nothing left behind."""
 
 from __future__ import annotations
