@@ -56,7 +56,7 @@ test-chaos: setup
 
 # COMPOSE_WORK keeps images and build layers for the next run (15 GB). STACK="small demo" runs only these parts.
 COMPOSE_WORK ?= /var/tmp/unspiral-compose
-STACK ?= small demo scale chaos
+STACK ?= small demo scale chaos replicas
 test-compose: setup
 	@PYTHON=$(abspath $(PY)) tests/compose/engine.sh $(COMPOSE_WORK) \
 	  sh -ec 'for part in $(STACK); do \

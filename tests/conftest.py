@@ -29,6 +29,12 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 # would take 5 s and more.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
+# Models that a test makes are kept in a folder of this run of the tests, which all its processes share: none
+# comes from the user's cache, or is found by one test or not, by which of them came first.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["UNSPIRAL_CACHE"] = tempfile.mkdtemp(prefix="unspiral-cache-")
+    atexit.register(shutil.rmtree, os.environ["UNSPIRAL_CACHE"], ignore_errors=True)
+
 # Hints name commands as they can be typed (services.common.printing.commands): in the tests by their short
 # name, whether or not the environment is activated. That of the oldest versions lacks the command.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -88,34 +88,59 @@ def convert(
     seed: int = 0, progress: Callable[[int, int], None] | None = None,
 ):  # fmt: skip
     """Make an index of another type from the vectors of `source`, a block at a time, and write it to `out`.
-    Returns it."""
+    Returns it. Scalar quantisers (SQ8, SQfp16, ...) take bounded memory, other types are made in memory."""
     faiss = import_faiss()
     flat = open_faiss(source)
     n = flat.ntotal
     made = make_type(flat.d, kind, n)
+
+    def blocks() -> Iterator[np.ndarray]:
+        for begin in range(0, n, _BLOCK_ROWS):
+            yield flat.reconstruct_n(begin, min(_BLOCK_ROWS, n - begin))
+            if progress:
+                progress(min(begin + _BLOCK_ROWS, n), n)
+
     # More lists or codes than vectors to learn them from; or the type takes no vectors in order.
     with made_of(kind, f"{n:,} vectors of {flat.d} numbers"):
         if not made.is_trained:
             wanted = max(_TRAIN_ROWS_PER_LIST * getattr(made, "nlist", 0), 20_000)
             rows = np.sort(np.random.default_rng(seed).permutation(n)[: min(wanted, n)])
             made.train(np.stack([flat.reconstruct(int(row)) for row in rows]))
-        for begin in range(0, n, _BLOCK_ROWS):
-            count = min(_BLOCK_ROWS, n - begin)
-            made.add(flat.reconstruct_n(begin, count))
-            if progress:
-                progress(begin + count, n)
-    with refused_by_faiss(lambda why: EnvironmentLacks(f"{out}: can't be written ({why})")):
-        faiss.write_index(made, str(out))
+        if isinstance(made, faiss.IndexScalarQuantizer):
+            _write_codes(made, out, blocks(), n)
+        else:
+            for block in blocks():
+                made.add(block)
+            _write(made, out)
     opened = open_faiss(out)
     set_search_effort(opened, nprobe, ef_search)
     return opened
+
+
+def _write(index, out: Path) -> None:
+    with refused_by_faiss(lambda why: EnvironmentLacks(f"{out}: can't be written ({why})")):
+        import_faiss().write_index(index, str(out))
+
+
+def _write_codes(made, out: Path, blocks: Iterable[np.ndarray], vectors: int) -> None:
+    """Write an empty scalar quantiser and, as they come, the codes of its vectors, which are the last part of
+    its file, behind their number of bytes."""
+    _write(made, out)
+    with out.open("r+b") as file:
+        first = file.seek(0, os.SEEK_END)
+        for block in blocks:
+            file.write(made.sa_encode(block))
+        file.seek(8)
+        file.write(struct.pack("<q", vectors))
+        file.seek(first - 8)
+        file.write(struct.pack("<q", vectors * made.sa_code_size()))
 
 
 def write_rescored(
     source: Path, work: Path, kind: str, dtype: str, progress: Callable[[int, int], None]
 ) -> None:
     """Make `work/dense/` of a type with the exact vectors beside it, from the vectors of `source`. Inverted
-    lists take bounded memory and are gone on with after a kill; other types are made in memory."""
+    lists take bounded memory and are gone on with after a kill; other types are made as by `convert`."""
     faiss = import_faiss()
     flat = open_faiss(source)
     folder = work / FOLDER

@@ -45,7 +45,7 @@ def row_of(
 
     A title that stands apart comes before the text: `"Title"`, a line break, the text. place: the id of a
     row that has none (`named_by_place`); None refuses such a row. named: what the user calls the columns that
-    `CorpusKeys.applied` has put in place, for messages.
+    `CorpusKeys.applied` has put in place, for messages. Blanks around an id or such a title don't count.
     """
     identity = field_of(row, IDENTITY)
     name, given = identity if identity is not None else ("", None)
@@ -56,6 +56,8 @@ def row_of(
         given = str(given)
     elif isinstance(given, float) and given.is_integer():  # so pandas writes a column with an empty cell
         given = str(int(given))
+    if isinstance(given, str):  # ` 7` of a table written with blanks is `7`
+        given = given.strip()
     if not isinstance(given, str) or not given:
         form = "a string that is not empty, or an integer"
         raise ValueError(_lacks(row, IDENTITY, "id", form, named))
@@ -71,7 +73,7 @@ def row_of(
     title = field_of(row, ["title"])
     if contents[0].lower() not in ("contents", "content"):
         if title is not None and isinstance(title[1], str):
-            text = f'"{title[1]}"\n{text}'
+            text = f'"{title[1].strip()}"\n{text}'
     else:
         rest.pop(contents[0], None)
     return Row(given, text, rest, placed)

@@ -4,7 +4,6 @@ UserError, whose `exit_code` the command ends with."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
 from importlib import import_module
 from pathlib import Path
@@ -33,8 +32,9 @@ from services.common.runs.paths import (
 from services.common.users_files import one_out, refuse_no_file, refuse_to_replace
 from services.likelihood.exports import mirrors, upkeep
 from services.likelihood.exports.doubts import doubts
+from services.likelihood.exports.replayed import in_words
 from services.likelihood.exports.report import write_report
-from services.likelihood.exports.run_files import RunFiles, read_rules, read_run
+from services.likelihood.exports.run_files import read_rules, read_run
 from services.likelihood.exports.trainers import KNOWN, MAPS, chosen_map
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.store import series
@@ -286,44 +286,8 @@ def replay(
     if as_json:
         typer.echo(orjson.dumps(body, option=orjson.OPT_INDENT_2))
         return
-    for line in (*_in_words(run, found, alarms), *_judged_in_words(body)):
-        typer.echo(typed(line))
-
-
-def _judged_in_words(replayed: dict[str, Any]) -> Iterator[str]:
-    """By which metrics a run was judged, in what the monitor is in doubt, and what it could not judge by
-    what there was."""
-    if replayed["map"]:
-        yield f"  names of {replayed['map']}"
-    doubts = replayed["doubts"]
-    yield f"  judged by {', '.join(n for n in replayed['judged_by'] if n not in doubts) or 'none'}"
-    yield from _by_reason("no numbers", replayed["no_numbers"])
-    yield from _by_reason("in doubt", doubts)
-    if replayed["missing"]:
-        yield f"  missing: {', '.join(replayed['missing'])}"
-    waiting = "did not have what they need" if replayed["over"] else "cannot judge yet"
-    yield from _by_reason(waiting, replayed["undecided"])
-
-
-def _by_reason(what: str, reasons: dict[str, str]) -> Iterator[str]:
-    """A line for each reason, with the names that have it."""
-    for why in dict.fromkeys(reasons.values()):
-        yield f"  {what} ({why}): {', '.join(name for name, said in reasons.items() if said == why)}"
-
-
-def _in_words(run: RunFiles, phases: list[dict[str, Any]], alarms: list[dict[str, Any]]) -> Iterator[str]:
-    """What a replay found, for a terminal."""
-    steps = counted(len(run.metrics), "step")
-    yield f"{run.name}: {steps}, {run.metrics[0]['step']} to {run.metrics[-1]['step']}"
-    for band in phases:
-        yield f"  {band['phase']:<12} steps {band['first']} to {band['last']}"
-    for alarm in alarms:
-        end = "stands" if alarm["cleared"] is None else f"ended at step {alarm['cleared']}"
-        about = f"{alarm['metric']}, confidence {alarm['confidence']}, {end}"
-        yield f"  alarm at step {alarm['step']} ({about}): {alarm['rule']}: {alarm['seen']}"
-        yield f"    {alarm['advice']}"
-    if not alarms:
-        yield "  no alarm"
+    for line in in_words(run, body):
+        typer.echo(line)
 
 
 def _given(command: str, place: str | None, option: str | None) -> str:

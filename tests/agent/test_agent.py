@@ -278,7 +278,7 @@ def test_a_failed_search_is_a_503_and_a_fault_of_ours_tells_no_file(served, stil
     until(lambda: "unspiral_agent_running 0.0" in served.get("/metrics").text)
 
 
-def until(condition, seconds=20):
+def until(condition, seconds=60):
     """Wait for what another thread's loop brings about."""
     done = threading.Event()
     for _ in range(int(seconds / 0.02)):

@@ -18,7 +18,7 @@ import pytest
 from end_to_end import ENVIRONMENT, finish, metrics
 from other_host import other_host
 from ray_cluster import AUTHENTICATION, RayCluster
-from runs import run_config, start, until
+from runs import named, run_config, start, until
 
 from services.local_ray import OWNER_VARIABLE
 from trainer.commands.checks.doctor import check_listeners
@@ -74,6 +74,14 @@ def content(file: Path) -> bytes:
         return b""
 
 
+def command(process: psutil.Process) -> str:
+    """Of a process that may have ended meanwhile: nothing."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # a zombie too
+        return ""
+
+
 KV, TASKS = "InternalKVGcsService/InternalKVKeys", "CoreWorkerService/GetCoreWorkerStats"
 RAYLET, METRICS = "NodeManagerService/GetSystemConfig", "GET /metrics"
 
@@ -105,7 +113,7 @@ def test_nothing_of_a_local_run_answers_another_host_or_anybody_without_its_toke
             assert set(reached) == {wide.getsockname()[1]}
 
         # this host, without the token: every server of Ray refuses, but for its exporters of metrics
-        raylet = next(p for p in psutil.Process(process.pid).children() if p.name() == "raylet")
+        raylet = named(process, "raylet")
         token = raylet.environ()["RAY_AUTH_TOKEN"]
         (gcs,) = {each.port for each in found if each.what == "Ray: gcs_server"}
         ray_ports = sorted({each.port for each in found if each.what.startswith("Ray: ")})
@@ -132,13 +140,13 @@ def test_nothing_of_a_local_run_answers_another_host_or_anybody_without_its_toke
         written = [f for place in (folder / "here", session) for f in place.rglob("*") if f.is_file()]
         assert len(written) > 20
         assert [f for f in written if token.encode() in content(f)] == []
-        commands = [" ".join(p.cmdline()) for p in psutil.Process(process.pid).children(recursive=True)]
-        assert not any(token in command for command in commands)
+        commands = [command(p) for p in psutil.Process(process.pid).children(recursive=True)]
+        assert not any(token in one for one in commands)
 
         # the doctor sees the same
         rows = {f.what: (f.level, f.seen) for f in summary(found)}
         level, seen = rows[f"Ray at port {gcs}"]
-        server = next(p for p in psutil.Process(process.pid).children() if p.name() == "gcs_server")
+        server = named(process, "gcs_server")
         assert level == "good"
         assert seen == f"process {server.pid}, reached from this machine; asks for a token"
         assert rows["Ray's listeners"][0] == "good" and ", 0 of them beyond" in rows["Ray's listeners"][1]

@@ -26,7 +26,6 @@ LOADS = {
 
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
-@pytest.mark.timeout(120)
 @pytest.mark.slow
 def test_loading_leaves_scikit_learn_alone(load):
     said = subprocess.run(

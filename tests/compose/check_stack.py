@@ -8,6 +8,8 @@ It runs beside an engine: tests/compose/engine.sh WORK tests/compose/check_stack
                                   and up, and the run goes on
     check_stack.py WORK chaos     during a run: each container killed in turn, by the kernel and by
                                   `docker kill`; Redis cut off from the network for 30 s
+    check_stack.py WORK replicas  two retrievers behind one name: a new index, and each replaced in turn
+                                  under load, without a failed request
 
 It prints every step with its findings; the first failure ends it with status 1. WORK/evidence.json keeps
 the numbers.
@@ -24,6 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from replicas import replicas
 from stack import (
     ROOT,
     Run,
@@ -334,12 +337,17 @@ def chaos(env: dict[str, str]) -> None:
     stopped(env, run)
 
 
+def pair(env: dict[str, str]) -> None:
+    build("retriever")
+    replicas(evidence)
+
+
 def main() -> None:
     work, part = Path(sys.argv[1]).resolve(), sys.argv[2]
     os.environ["STACK_WORK"] = str(work)
     env = settings(work)
     try:
-        {"small": small, "demo": demo, "scale": scale, "chaos": chaos}[part](env)
+        {"small": small, "demo": demo, "scale": scale, "chaos": chaos, "replicas": pair}[part](env)
     finally:
         evidence["seconds"] = round(time.monotonic() - began, 1)
         (work / f"evidence-{part}.json").write_text(json.dumps(evidence, indent=1) + "\n")

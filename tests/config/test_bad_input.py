@@ -252,19 +252,16 @@ def _command(*argv):
 
 def test_ctrl_c_while_the_program_loads_is_silent():
     process = _command("config", "schema")
-    while not any(
-        "encodings" in line or ".so" in line
-        for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines()
-    ):
+    maps = Path(f"/proc/{process.pid}/maps")
+    while process.poll() is None and "pydantic_core" not in maps.read_text():  # of the first imports
         time.sleep(0.001)
-    time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode in (
         0,
         130,
         -signal.SIGINT,
-    )  # it was quicker; it was asked; the interpreter itself was still starting
+    )  # it was quicker; it was asked; the interpreter itself was ending already
     assert err == b""
 
 

@@ -37,7 +37,9 @@ def test_so_is_one_in_the_file(file):
     file.write_text(PATHS + "rollout: {tools: {count:lamp.parts:calculator}}\n")
     with pytest.raises(UserError) as told:
         load_config(file)
-    assert str(told.value).startswith("rollout.tools: count:lamp.parts:calculator: a space is missing ")
+    line = file.read_text()[: file.read_text().index("rollout:")].count("\n") + 1
+    key = "rollout.tools: count:lamp.parts:calculator"
+    assert str(told.value).startswith(f"{file}, line {line}: {key}: a space is missing ")
 
 
 def test_a_key_without_a_value_and_a_mapping_with_spaces_stay_what_they_are(file):

@@ -251,8 +251,8 @@ def test_a_driver_that_is_busy_is_an_answer_within_the_timeout(monkeypatch, tmp_
 
         thread = threading.Thread(target=elsewhere)
         thread.start()
-        time.sleep(1.0)  # the loop is blocked
-        thread.join()
+        thread.join()  # the loop is blocked
+        monkeypatch.setattr(run_control, "ANSWER_SECONDS", 60.0)
         fresh = threading.Thread(target=elsewhere)
         fresh.start()
         while fresh.is_alive():

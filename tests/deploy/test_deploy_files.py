@@ -17,6 +17,7 @@ import typer
 from places import ROOT
 from ruamel.yaml import YAML
 
+from retriever_service.settings import ServerSettings
 from trainer.commands.cli import app
 
 BIN = Path(sys.executable).parent
@@ -198,6 +199,17 @@ def test_services_budgets_autoscaler_and_claims_point_at_what_is_there(overlay):
                 or volume["persistentVolumeClaim"]["claimName"] in claims
             ), name
     assert of_kind(objects, "RayCluster").keys() == {job()["spec"]["clusterSelector"]["ray.io/cluster"]}
+
+
+def test_a_pod_of_the_retriever_answers_until_no_node_sends_it_connections(overlay):
+    """A rollout then fails no request: the pod waits before it is told to stop, and has the time to drain."""
+    deployment = of_kind(overlay[1], "Deployment")["retriever"]["spec"]
+    assert deployment["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    pod = deployment["template"]["spec"]
+    word, seconds = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert word == "sleep" and shutil.which(word)
+    drain = ServerSettings(index="i").drain_seconds
+    assert int(seconds) > 0 and int(seconds) + drain < pod.get("terminationGracePeriodSeconds", 30)
 
 
 def test_budgets_of_ray_pods_say_how_many_must_stay(overlay):

@@ -106,6 +106,8 @@ def test_the_example_of_migrating_is_a_configuration_and_a_reward(tmp_path, monk
         1,
         0,
     ]
+    found["compute_score"] = lambda source, text, truth, extra: {"score": 0.25, "acc": True}
+    assert found["reward"](SimpleNamespace(question=asked, model_text="Rome")) == 0.25
 
 
 def test_defaults_that_the_page_of_settings_states_are_the_defaults():

@@ -190,7 +190,7 @@ def asked(page, query):
     )
 
 
-def until_held(page, held, seconds=30):
+def until_held(page, held, seconds=60):
     for _ in range(10 * seconds):
         if held:
             return

@@ -70,19 +70,19 @@ def cluster(tmp_path_factory):
     stale = cache / "torch_extensions" / "deepspeed_shm_comm" / "lock"
     stale.parent.mkdir(parents=True)
     stale.touch()  # left by a build that was killed; PyTorch waits for such a file for ever
-    os.environ["UNSPIRAL_CACHE"] = str(cache)
     paths = os.pathsep.join([PYTHONPATH, os.environ.get("PYTHONPATH", "")])
-    ray.init(
-        address="local",
-        num_cpus=8,
-        resources={"learner": 4},
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": paths}},
-    )
-    yield cache
-    ray.shutdown()
-    del os.environ["UNSPIRAL_CACHE"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNSPIRAL_CACHE", str(cache))
+        ray.init(
+            address="local",
+            num_cpus=8,
+            resources={"learner": 4},
+            include_dashboard=False,
+            log_to_driver=False,
+            runtime_env={"env_vars": {"PYTHONPATH": paths}},
+        )
+        yield cache
+        ray.shutdown()
 
 
 @pytest.fixture(scope="module")

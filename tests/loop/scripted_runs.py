@@ -28,10 +28,11 @@ class Halting(Scripted):
 
     def __init__(self, system, at, halt, wants=None):
         super().__init__(system, wants or {})
-        self.at, self.halt = at, halt
+        self.at, self.halt, self.halted = at, halt, False
 
     async def one_step(self, step):
         if step == self.at:
+            self.halted = True
             self.step, self.version = step, self.version + 1
             self.checkpointable = False
             self.unfinished = step

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -26,7 +27,7 @@ from trainer.session.run import train
 @pytest.mark.parametrize("where", ["in the step", "in the save"])
 def test_a_signal_that_a_wrapper_sends_twice_is_one(tmp_path, monkeypatch, where):
     """`timeout` signals its child, then the group: the step in hand ends all the same, and is saved."""
-    monkeypatch.setattr(signals, "REPEAT_SECONDS", 1.0)
+    monkeypatch.setattr(signals, "REPEAT_SECONDS", 60.0)
     made = system(tmp_path)
     made.config.trainer.checkpoint_every = 0 if where == "in the step" else 2
     save = made.learner.save
@@ -205,16 +206,22 @@ def test_the_steps_of_the_checkpoint_that_another_run_went_on_from_are_not_lost(
 
 def test_a_long_save_before_leaving_is_waited_for(tmp_path, monkeypatch):
     """LEAVE_SECONDS are for what hangs; a learner that writes its weights does not."""
-    left = []
+    left, over, leave = [], threading.Event(), stopping.StopSignals._leave_as_it_is
+
+    def ends(stop):
+        leave(stop)
+        over.set()
+
     monkeypatch.setattr(stopping, "STEP_GRACE_SECONDS", 0.05)
-    monkeypatch.setattr(stopping, "LEAVE_SECONDS", 0.2)
+    monkeypatch.setattr(stopping, "LEAVE_SECONDS", 1.0)
+    monkeypatch.setattr(stopping.StopSignals, "_leave_as_it_is", ends)
     monkeypatch.setattr(stopping.os, "_exit", left.append)
     made = system(tmp_path)
     made.config.trainer.checkpoint_every = 0
     save = made.learner.save
 
     def slow(path, state):
-        time.sleep(0.6)
+        assert over.wait(60)
         save(path, state)
 
     made.learner.save = slow

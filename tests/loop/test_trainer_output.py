@@ -56,8 +56,9 @@ def test_everything_is_printed_in_order_through_a_pipe_that_is_read_late(pipe):
 def test_what_nobody_reads_is_left_out_and_counted(pipe):
     read, file = pipe
     stream = NonBlockingStream(file, kept=2)
-    stream.write("x" * PIPE_BYTES * 2)  # in the hands of the thread, which waits
-    time.sleep(0.3)
+    stream.write("x" * PIPE_BYTES * 2)
+    while not stream._waiting.empty():  # until it is in the hands of the thread, which waits
+        time.sleep(0.01)
     for i in range(5):
         stream.write(f"line {i}\n")
     got = b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ class Pool:
         return [finished(r) for r in requests]
 
 
-def sampled(rewards_of, rounds, size=2, prompts=2):
+def sampled(rewards_of, rounds, size=2, prompts=2, reward=None):
     rollout = {"prompts_per_step": prompts, "group_size": size}
     config = parse_config(
         {
@@ -47,7 +48,7 @@ def sampled(rewards_of, rounds, size=2, prompts=2):
         }
     )
     pool = Pool()
-    reward = lambda t: rewards_of[int(t.question.id)][int(t.uid[-2:])]  # noqa: E731
+    reward = reward or (lambda t: rewards_of[int(t.question.id)][int(t.uid[-2:])])
     sampler = BatchSampler(config, pool, PromptCursor(QUESTIONS, 0, False), reward)
     return asyncio.run(sampler.sample(3)), pool
 
@@ -60,7 +61,23 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing_until_the_rounds_ar
     assert len({t.uid for t in batch.trajectories}) == 4
     batch, pool = sampled(flat, rounds=1)
     assert [t.question.id for t in batch.trajectories] == ["1", "1", "2", "2"] and pool.groups == [2, 1]
-    assert batch.counts == {"groups/resampled": 1, "reward/missing": 2} and np.isnan(batch.rewards[2:]).all()
+    assert np.isnan(batch.rewards[2:]).all()
+    assert batch.counts.pop("time/reward") > 0
+    assert batch.counts == {"groups/resampled": 1, "reward/missing": 2}
+
+
+def test_the_seconds_of_scoring_are_those_of_all_rounds_and_a_part_of_the_sampling():
+    spent = []
+
+    def slow(trajectory):
+        began = time.monotonic()
+        value = sum(range(20_000)) % 2 + int(trajectory.uid[-1]) * (trajectory.question.id != "0")
+        spent.append(time.monotonic() - began)
+        return float(value)
+
+    batch, pool = sampled({}, rounds=4, reward=slow)
+    assert len(pool.groups) == 2 and len(spent) == 6
+    assert sum(spent) <= batch.counts["time/reward"] <= batch.seconds
 
 
 def test_groups_of_one_have_no_variance_to_lack():

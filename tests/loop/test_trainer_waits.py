@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import threading
 import time
@@ -37,7 +38,7 @@ class Said(list):
             self.append(text)
             self.more.notify_all()
 
-    def until(self, n, seconds=20.0):
+    def until(self, n, seconds=60.0):
         with self.more:
             assert self.more.wait_for(lambda: len(self) >= n, seconds), list(self)
 
@@ -63,19 +64,18 @@ def test_it_is_told_every_15_seconds():
 
 def test_progress_begins_the_wait_anew(said, monkeypatch):
     monkeypatch.setattr(waits, "SAY_SECONDS", 0.5)
-    steps, over = [0], threading.Event()
+    steps, looks, over = itertools.count(), threading.Semaphore(0), threading.Event()
 
-    def work():
-        while not over.wait(0.02):
-            steps[0] += 1
+    def step():
+        """Another at each look, until it is over."""
+        looks.release()
+        return -1 if over.is_set() else next(steps)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    with told(said, "step 1", lambda: steps[0]):
-        time.sleep(1.2)
+    with told(said, "step 1", step):
+        for _ in range(15):  # thrice as many as a wait that is told lasts
+            assert looks.acquire(timeout=60)
         assert said == []
         over.set()
-        thread.join()
         said.until(1)
 
 

@@ -50,6 +50,20 @@ def test_the_page_has_the_measured_start_and_memory():
     ) in PAGE
 
 
+def test_the_table_of_growth_has_what_was_served_of_the_smallest_and_the_largest_index():
+    small = json.loads((ROOT / "benchmarks/results/bm25_20k_served.json").read_text())
+    assert small["exact"]["same"]["impacts"] == small["exact"]["questions"] == 200
+    for found, begin in ((small, "| 20,196, busy | 2 | 17 |"), (RESULT, "| 21,000,000 | 2,033 |")):
+        loads = [load for load in found["load"] if "offered" not in load]
+        rates = ", ".join(f"{load['rate']:,.0f}" for load in loads)
+        medians = f"{loads[0]['p50_ms']:.1f} and {loads[-1]['p50_ms']:.0f} ms"
+        (row,) = (line for line in PAGE.splitlines() if line.startswith(begin) and line.endswith("ms |"))
+        assert row.endswith(
+            f"| {found['start'][0]['ready_seconds']:.1f} s | {found['memory']['with_mapped_mib']:,} MiB | "
+            f"{rates} | {medians} |"
+        )
+
+
 def test_the_page_has_the_measured_load_at_random_times():
     some, many, free = RESULT["random_times"]["load"]
     assert f"never pause got {free['rate']:.0f} questions/s)" in PAGE
@@ -108,6 +122,17 @@ def test_the_page_has_the_measured_dense_index():
     assert f"took {build['seconds']} s of the clock on the busy machine and {build['cpu_seconds']} s" in PAGE
     few, many = (f"{found['recall']:.3f}".removeprefix("0") for found in dense["graph_100k"]["recall"])
     assert f"had a recall@3 of {few} with 16 lists and {many} with 32, and took 33 s of" in PAGE
+
+
+def test_the_page_has_the_measured_exact_search_and_whether_its_aim_is_met():
+    found = json.loads((ROOT / "benchmarks/results/gpu/exact_21m_beside_cpu_jobs.json").read_text())
+    for one in found["results"]:
+        rate, recall = one["queries_per_second"], one["recall_at_3"]
+        assert (one["vectors"], one["dimension"], one["batch"], recall) == (21_000_000, 768, 256, 1.0)
+        assert f"| {one['dtype']} | {rate:,.0f} | {recall} | {int(one['load_seconds'] + 0.5)} |" in PAGE
+    fastest = max(one["queries_per_second"] for one in found["results"])
+    assert fastest >= 5_000
+    assert f"| {fastest:,.0f}, recall 1.0 on 64 questions (float16, 32 GB) | met |" in PAGE
 
 
 def test_the_page_has_the_measured_waits_of_training():

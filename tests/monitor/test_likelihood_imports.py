@@ -31,9 +31,11 @@ def test_a_short_run_says_that_its_usual_levels_are_not_known(tmp_path):
     assert found["doubts"]["rollout/valid"] == "25 values, and its usual level takes 30"
     assert "probe/lag" not in found["doubts"] and found["phases"][-1]["phase"] == "healthy"
     said = CliRunner().invoke(monitor_app, [str(path)]).output
-    judged = next(line for line in said.splitlines() if "judged by" in line)
-    assert "probe/lag" in judged and "rollout/valid" not in judged
-    assert "in doubt (25 values, and its usual level takes 30): " in said
+    judged, _, rest = said.partition("did not have what they need:")
+    assert "    likelihood         probe/lag, " in judged and "rollout/valid" not in judged
+    assert "    25 values, and its usual level takes 30:\n" in rest
+    assert "      validity           rollout/valid, rollout/finished\n" in rest
+    assert "in doubt" not in said, "a metric is named once with its reason"
 
 
 def test_a_run_that_was_sampled_every_ten_steps_says_so_too(tmp_path):

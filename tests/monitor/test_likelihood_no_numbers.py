@@ -38,8 +38,8 @@ def test_some_texts_among_numbers_are_passed_over(run, tmp_path):
     rows = [{"step": step, "reward/mean": "hoch" if step == 3 else 0.5, "note": "x"} for step in range(6)]
     write_lines(tmp_path / "m.jsonl", rows)
     status, out, _ = run("monitor", "replay", "m.jsonl")
-    assert status == 0 and "  judged by reward/mean\n" in out and "no alarm" in out
-    assert '  no numbers (1 value, the first in line 4: "hoch"): reward/mean\n' in out
+    assert status == 0 and "  judged by 1 of 21 detectors:\n" in out and "no alarm" in out
+    assert '  no numbers (1 value, the first in line 4: "hoch"):\n    reward/mean\n' in out
     assert "note" not in out
 
 

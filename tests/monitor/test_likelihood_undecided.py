@@ -97,8 +97,14 @@ def output_of(capsys, *command):
 
 def test_the_terminal_names_them_with_the_reason(folder, capsys):
     said = output_of(capsys, "monitor", "replay", str(folder))
-    assert f"did not have what they need ({FEW}): gradient, entropy_low, entropy_high, interaction" in said
-    assert "did not have what they need (3 values of reward/mean, and 8 are needed): collapse" in said
+    lines = said.splitlines()
+    assert max(map(len, lines)) <= 80
+    waiting = after(3).undecided()
+    shared = lines[lines.index(f"    {FEW}:") + 1 :][:3]
+    assert [line.split()[0] for line in shared] == ["gradient", "entropy_low", "entropy_high"]
+    assert f"  {len(waiting)} did not have what they need:" in lines
+    assert f"  judged by 3 of {len(READS)} detectors:" in lines
+    assert "    collapse           3 values of reward/mean, and 8 are needed" in lines
     as_json = output_of(capsys, "monitor", "replay", str(folder), "--json")
     assert json.loads(as_json)["undecided"] == after(3).undecided()
     summary = {"steps": 3, "phase": "unknown", "undecided": after(3).undecided()}

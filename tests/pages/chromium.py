@@ -32,7 +32,7 @@ def closed_well(page):
     page.close()
 
 
-def until(page, expression, arg=None, seconds=30):
+def until(page, expression, arg=None, seconds=60):
     """The page's own policy forbids eval, which wait_for_function needs as soon as it has to wait."""
     for _ in range(10 * seconds):
         if page.evaluate(expression, arg):
@@ -45,7 +45,7 @@ def until(page, expression, arg=None, seconds=30):
 def browser():
     from playwright.sync_api import expect, sync_playwright
 
-    expect.set_options(timeout=30_000)  # the five seconds of its own are soon over on two busy cores
+    expect.set_options(timeout=60_000)  # the five seconds of its own are soon over on two busy cores
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser

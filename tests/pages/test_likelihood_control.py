@@ -151,7 +151,7 @@ def test_the_place_of_a_control_plane_is_an_address_and_nothing_else(world):
 def test_buttons_come_with_the_token_and_go_with_it(world, browser):
     run, service, http = world()
     page = browser.new_page(viewport={"width": 390, "height": 844})
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(60_000)
     wrong = []
     page.on("pageerror", lambda e: wrong.append(str(e)))
     page.goto(service.url)
@@ -196,7 +196,7 @@ def test_buttons_come_with_the_token_and_go_with_it(world, browser):
 def test_without_a_token_the_page_has_no_buttons_and_says_why(world, browser):
     _, service, _ = world(token=None, runs_token=None)
     page = browser.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(60_000)
     page.goto(service.url)
     page.locator("#control").get_by_text("no token").wait_for()
     assert page.locator("#control").get_by_role("button").count() == 0
@@ -207,7 +207,7 @@ def test_without_a_token_the_page_has_no_buttons_and_says_why(world, browser):
 def with_a_clock(browser, service):
     """The page of a reader who has the token, whose clock goes on when told to; and its panel."""
     page = browser.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(60_000)
     page.clock.install()
     page.goto(service.url)
     page.get_by_label("API token").fill(TOKEN)

@@ -21,7 +21,7 @@ ORDER = ["first", "lead", "curve-hint", "runs", "tabs", "phases", "alarm-panel",
 TOPS = "(all) => all.map((one) => document.getElementById(one).getBoundingClientRect().top)"
 GAP = """document.querySelector("#lead h2").getBoundingClientRect().top
   - document.querySelector("#first").getBoundingClientRect().bottom"""
-FOLDED = ["Point at a curve", "likelihood of right answers steady or rising", "watch: the sign is seen"]
+FOLDED = ["Point at a curve", "no sign of a fall in likelihood or reward", "watch: the sign is seen"]
 
 
 @pytest.fixture(scope="module")

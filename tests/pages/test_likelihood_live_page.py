@@ -58,7 +58,7 @@ def test_the_live_page_updates_shows_phases_and_alarms_and_overlays_runs(tmp_pat
 
     for metrics in fall[12:40]:
         post(server, "falls", metrics)
-    page.wait_for_selector("#runs tr:has-text('falls') .chip:has-text('collapsed')", timeout=10_000)
+    page.wait_for_selector("#runs tr:has-text('falls') .chip:has-text('collapsed')", timeout=60_000)
     page.wait_for_selector("#alarm-panel .alarm")
     row.get_by_text(str(fall[39]["step"]), exact=True).first.wait_for()  # the last post is drawn
     expect(page.locator("#alarms")).to_contain_text("nats a token")

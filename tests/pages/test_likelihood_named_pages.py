@@ -35,7 +35,7 @@ def post(url, run, step=1):
 @pytest.fixture
 def page(browser):
     page = browser.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(60_000)
     yield page
     page.close()
 

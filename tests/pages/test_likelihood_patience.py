@@ -153,7 +153,7 @@ def test_a_tab_of_a_service_that_was_started_on_another_store_names_the_run_that
     with serve_in_thread(ServeSettings(store=str(tmp_path / "second.db"), port=port)) as server:
         post(server, "other", 1)
         expect(page.locator("#no-such-run")).to_have_text(
-            "No run mine in this store. Choose one below.", timeout=20_000
+            "No run mine in this store. Choose one below.", timeout=60_000
         )
         expect(page.locator("#runs tbody tr")).to_contain_text(["other"])
         expect(page.locator("#first .answers")).to_have_count(0)

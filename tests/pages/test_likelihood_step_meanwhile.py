@@ -38,7 +38,7 @@ def test_it_is_in_the_curves(browser, tmp_path):
     page.evaluate("window.again(); window.go()")
     until(page, "window.selected === true")
     step(4)
-    until(page, "Unspiral.app.loaded[0].series.step.join() === '0,1,2,3,4'", seconds=10)
+    until(page, "Unspiral.app.loaded[0].series.step.join() === '0,1,2,3,4'")
     assert page.errors == []
     page.close()
     server.stop()

@@ -30,6 +30,11 @@ SOON_AFTER = """() => { const { app, source } = Unspiral;
   Unspiral.drawFirst(app.loaded);
   return document.querySelector(".answer.doing").innerText; }"""
 
+STATUS_AFTER = """(seconds) => { const { app, source } = Unspiral;
+  source.ahead = app.loaded[0].last_step_time + seconds - Date.now() / 1000;
+  app.tellStatus();
+  return document.getElementById("status").textContent; }"""
+
 
 def post(server, run, first, last, change=0.0):
     rows = [json.loads(line) for line in (LAB / "grpo_2.jsonl").read_text().splitlines()]
@@ -72,7 +77,7 @@ def opened(browser):
 
     def open_at(url, width=1440):
         page = chromium.opened(browser, url, width)
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(60_000)
         page.wait_for_selector(".status.live")
         pages.append(page)
         return page
@@ -134,9 +139,12 @@ def test_the_first_screen_says_what_is_known_and_that_a_run_has_ended_or_is_sile
     assert (
         page.evaluate("Unspiral.state(Unspiral.app.loaded[0], Unspiral.source.now() + 3600).word") == "silent"
     )
+    assert [page.evaluate(STATUS_AFTER, seconds) for seconds in (1, 36_000)] == ["live", "no step for 10.0 h"]
     page = opened(f"{server.url}/#runs=high")
     expect(page.locator(".answer.doing")).to_contain_text("ended with an error")
     expect(page.locator(".answer.doing")).to_contain_text("exit status 3")
+    expect(page.locator("#status")).to_have_text(re.compile(r"^ended with an error [\d.]+ (s|min) ago$"))
+    expect(page.locator("#status")).to_have_class("status live over")
 
 
 def test_the_address_holds_the_view(server, opened):
@@ -224,7 +232,7 @@ def test_runs_are_renamed_hidden_and_deleted_with_the_token(tmp_path, opened, br
     for run in ("kept", "gone"):
         change(server, "POST", f"{run}/steps", {"step": 0, "metrics": {"reward/mean": 1.0}}, bearer)
     page = browser.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(60_000)
     page.goto(server.url)
     page.get_by_label("API token").fill("s3cret")
     page.get_by_role("button", name="Sign in").click()

@@ -58,8 +58,9 @@ def test_a_corpus_is_told_from_questions_and_its_faults_are_counted(run, tmp_pat
     assert status == 2
     assert f"unspiral: {file}: 1 passage has the id of an earlier one; expected unique ids" in err
     file = jsonl(tmp_path / "bad.jsonl", [*CORPUS, {"id": "7"}])
-    status, _, err = run("data", "validate", file)
-    assert status == 2 and "1 of 4 rows are malformed; the first: " in err and 'line 4: no "contents"' in err
+    status, out, err = run("data", "validate", file)
+    assert status == 2 and f'{file}, line 4: no "contents"' in out
+    assert err == f"unspiral: {file}: 1 of 4 rows are malformed; `index build --skip-bad` leaves these out\n"
     status, _, err = run("data", "validate", file, "--index", "i")
     assert status == 2 and "is a corpus; --index, --config and --against go with questions" in err
 
@@ -225,8 +226,9 @@ def test_an_answer_is_found_word_by_word_as_exact_match_reads_it():
 
 def test_questions_that_carry_a_passage_are_questions(run, tmp_path):
     row = {"id": "1", "question": "who?", "golden_answers": [], "text": "a passage"}
-    status, _, err = run("data", "validate", jsonl(tmp_path / "q.jsonl", [row]))
+    status, out, err = run("data", "validate", jsonl(tmp_path / "q.jsonl", [row]))
     assert status == 2 and "1 of 1 rows are malformed: expected `golden_answers`" in err
+    assert "golden_answers" not in out, "of the only row it is told once, by the last line"
 
 
 def test_a_malformed_row_is_none_of_those_that_are_looked_up(run, tmp_path, index):

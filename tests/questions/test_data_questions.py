@@ -319,8 +319,8 @@ def test_the_commands_print_counts_and_exit_with_2_on_a_malformed_row(tmp_path, 
         "reward_model.ground_truth): "
     )
     reason += "a list of texts; it has none, its columns are question"
-    assert (e.value.code, err) == (2, f"unspiral: {bad}: 1 of 2 rows are malformed: {reason}\n")
-    assert f"{bad}, line 2: expected `golden_answers`" in out
+    assert (e.value.code, err) == (2, f"unspiral: {bad}: 1 of 2 rows are malformed\n")
+    assert f"{bad}, line 2: {reason}\n" in out
     with pytest.raises(SystemExit) as e:
         main(["data", "convert", str(bad), str(tmp_path / "x.parquet"), "--skip-bad"])
     assert e.value.code == 0

@@ -3,6 +3,7 @@ from outside."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -62,11 +63,22 @@ def ray_processes(process: subprocess.Popen | psutil.Process, title: str) -> lis
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         try:
-            if child.cmdline() and child.cmdline()[0].startswith(title):
+            if (words := child.cmdline()) and words[0].startswith(title):
                 found.append(child)
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+def named(process: subprocess.Popen, name: str) -> psutil.Process:
+    """The oldest process below another that is named so: what it forks has its name until it is another
+    program. Others may end meanwhile."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.name() == name:
+                found.append(child)
+    return min(found, key=lambda child: child.create_time())
 
 
 def all_gone(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:

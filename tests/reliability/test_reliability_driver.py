@@ -17,7 +17,7 @@ import pytest
 from checkpoint_files import fill
 from end_to_end import ENVIRONMENT
 from scripted_runs import Halting, checkpoints, listened, send
-from test_trainer_monitor_actions import Scripted, events, system
+from test_trainer_monitor_actions import Pool, Scripted, events, system
 
 from services.common.errors import UnspiralError
 from services.common.processes import signals
@@ -241,7 +241,25 @@ def test_a_signal_while_paused_saves_and_leaves(tmp_path):
 # -- the watchdog
 
 
+class Moving(Pool):
+    """Each look at it sees progress until the driver halts: the steps before that may be slow on a busy
+    machine, and are not what stands still."""
+
+    driver = None
+    _looks = 0
+
+    @property
+    def trajectories(self):
+        self._looks += not getattr(self.driver, "halted", True)
+        return self._looks
+
+    @trajectories.setter
+    def trajectories(self, count):
+        self._looks = count
+
+
 def watching(made, driver, limit):
+    made.pool.__class__, made.pool.driver = Moving, driver
     made.config.trainer.stall_timeout_seconds = limit
     made.pool.trajectories, made.pool.problem, made.learner.where = 0, "no room for another worker", []
     made.pool.workers, made.pool.waits = list, list

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 from end_to_end import command, finish, metrics
-from runs import all_gone, at_step, ray_processes, run_config, start, until
+from runs import all_gone, at_step, named, ray_processes, run_config, start, until
 
 from trainer.learner.checkpoint import latest
 
@@ -34,8 +34,7 @@ def test_a_run_whose_ray_dies_saves_and_says_so_in_its_last_line(files, folder, 
     process, run = start(config), folder / name
     at_step(run, 2, process)
     children = psutil.Process(process.pid).children(recursive=True)
-    (victim,) = [p for p in children if p.name() == name]
-    victim.kill()
+    named(process, name).kill()
     killed = time.monotonic()
     code, out = finish(process, 120)
     assert code == 3 and time.monotonic() - killed < 55, out
@@ -54,9 +53,8 @@ def test_an_eval_whose_ray_dies_says_so_in_its_last_line_and_leaves_no_process(f
     process = command("eval", "--config", config)
     until(lambda: ray_processes(process, "ray::RolloutWorker"), process)
     children = psutil.Process(process.pid).children(recursive=True)
-    (victim,) = [p for p in children if p.name() == "gcs_server"]
-    victim.kill()
-    code, out = finish(process, 60)
+    named(process, "gcs_server").kill()
+    code, out = finish(process, 120)
     assert code == 3, out
     line = r"unspiral: Ray's head \(GCS\) at \S+ has died: no answer for 2 s"
     assert re.fullmatch(line, out.rstrip().splitlines()[-1]), out

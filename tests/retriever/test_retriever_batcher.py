@@ -69,8 +69,10 @@ async def test_a_search_whose_requests_have_given_up_still_keeps_others_out():
     assert await queue.submit(["a"], 3, 5) == [[(b"a", 1.0)]]
     search.go_on.clear()
     queue._seconds_per_query = 1.0
+    slow = asyncio.create_task(queue.submit(["slow"], 3, 1.0))
+    await begun(search)
     with pytest.raises(UnspiralError, match=r"^no answer within "):
-        await queue.submit(["slow"], 3, 0.05)
+        await slow
     assert queue.queued == 0 and search.running == 1
     queue._seconds_per_query = 1e-6
     late = asyncio.create_task(queue.submit(["b"], 3, 10))
@@ -123,7 +125,7 @@ async def test_requests_that_gave_up_leave_the_queue():
 async def test_a_stop_waits_no_longer_than_somebody_waits_for_the_answer():
     search = Search()
     queue = batcher(search)
-    asked = asyncio.create_task(queue.submit(["a"], 3, 0.1))
+    asked = asyncio.create_task(queue.submit(["a"], 3, 1.0))
     await begun(search)
     began = time.monotonic()
     assert await queue.stop(90) is False and time.monotonic() - began < 60

@@ -15,7 +15,7 @@ import pytest
 from places import ROOT
 
 from benchmarks.made_vectors import Made, blocks, write_flat
-from retriever_service.dense import inverted
+from retriever_service.dense import build, inverted
 from retriever_service.dense.build import make_type
 from retriever_service.dense.exact import FILE as EXACT
 from retriever_service.dense.exact import ExactVectors
@@ -184,7 +184,7 @@ CHILD = """
 import os, signal, sys
 from retriever_service.dense import build, inverted
 from retriever_service.indexing.convert import convert_index
-point, source, out = sys.argv[1:]
+point, source, out, kind, rescore = sys.argv[1:]
 inverted.write_inverted.__kwdefaults__["block_rows"] = 4_000
 build._BLOCK_ROWS = 4_000
 seen = {}
@@ -200,17 +200,20 @@ def merges(*words):
     merge(*words)
     count("after merge")
 inverted._merge = merges
-convert_index(f"{source}/e5_Flat.index", out, "IVF,SQ8", corpus=f"{source}/corpus.jsonl", nprobe=32,
-              rescore=10, sample=50, progress=tell)
+convert_index(f"{source}/e5_Flat.index", out, kind, corpus=f"{source}/corpus.jsonl", nprobe=32,
+              rescore=int(rescore), sample=50, progress=tell)
 print(seen)
 """
 
 
+LISTS = ("IVF,SQ8", "10")
+
+
 @pytest.mark.slow
 def test_a_conversion_that_is_killed_goes_on_and_nothing_half_made_is_opened(tmp_path, published):
-    def run(point: str) -> subprocess.CompletedProcess:
+    def run(point: str, *form: str) -> subprocess.CompletedProcess:
         return subprocess.run(
-            [sys.executable, "-c", CHILD, point, str(published), str(tmp_path / "c")],
+            [sys.executable, "-c", CHILD, point, str(published), str(tmp_path / "c"), *(form or LISTS)],
             cwd=ROOT, timeout=180, capture_output=True, text=True,
         )  # fmt: skip
 
@@ -226,9 +229,44 @@ def test_a_conversion_that_is_killed_goes_on_and_nothing_half_made_is_opened(tmp
     convert(published, tmp_path / "whole")
     assert verify(tmp_path / "c").files == verify(tmp_path / "whole").files
     assert not (tmp_path / "c.building").exists()
+    shutil.rmtree(tmp_path / "c")
+    # Codes that go to the disk as they come: half of them are no index, and the next try writes all anew.
+    assert run("vectors:3", "SQ8", "0").returncode == -signal.SIGKILL
+    with pytest.raises(IndexInvalid, match="no such folder"):
+        Index(tmp_path / "c")
+    assert run("-", "SQ8", "0").returncode == 0
+    convert(published, tmp_path / "codes", "SQ8", rescore=0)
+    assert verify(tmp_path / "c").files == verify(tmp_path / "codes").files
 
 
-def test_memory_stays_below_the_vectors(tmp_path, published):
+@pytest.mark.parametrize("kind", ["SQ8", "SQ4", "SQfp16"])
+def test_codes_that_go_to_the_disk_as_they_come_give_the_file_of_faiss(
+    tmp_path, published, monkeypatch, kind
+):
+    monkeypatch.setattr(build, "_BLOCK_ROWS", 3_000)
+    told = []
+    made = build.convert(
+        published / "e5_Flat.index", tmp_path / "made", kind, progress=lambda done, of: told.append(done)
+    )
+    assert made.ntotal == COUNT and told == [*range(3_000, COUNT, 3_000), COUNT]
+    whole = make_type(WIDTH, kind, COUNT)
+    every = np.concatenate([*blocks(MADE, COUNT)])
+    whole.train(every)  # of no more than these, which the conversion learns from
+    whole.add(every)
+    faiss.write_index(whole, str(tmp_path / "whole"))
+    assert (tmp_path / "made").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("make", "share"),
+    [
+        ('write_rescored(work / "flat", work, "IVF,SQ8", "float16", note)', 1 / 2),
+        # Codes of 61 MB, which need no training.
+        ('build.convert(work / "flat", work / "made", "SQfp16", progress=note)', 1 / 5),
+    ],
+    ids=["lists", "codes"],
+)
+def test_memory_stays_below_the_vectors(tmp_path, published, make, share):
     """In a process of its own, whose peak is read: the vectors of all blocks never meet in memory."""
     program = """
 import resource, sys
@@ -254,16 +292,16 @@ before = anonymous()
 peak = [0.0]
 def note(done, of):
     peak[0] = max(peak[0], anonymous())
-write_rescored(work / "flat", work, "IVF,SQ8", "float16", note)
+MAKE
 print(peak[0] - before, count * width * 4 / 2**20)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
+        [sys.executable, "-c", program.replace("MAKE", make), str(tmp_path)],
         cwd=ROOT, timeout=180, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     grown, vectors = map(float, done.stdout.split())
-    assert grown < vectors / 2
+    assert grown < vectors * share
 
 
 def test_what_does_not_go_is_one_line(tmp_path, published):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -66,7 +67,10 @@ def test_a_build_in_processes_that_is_killed_goes_on_to_the_bytes_of_one_process
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr
-    children = [psutil.Process(int(pid)) for pid in done.stdout.split() if psutil.pid_exists(int(pid))]
+    children = []
+    for pid in done.stdout.split():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children.append(psutil.Process(int(pid)))
     assert psutil.wait_procs(children, 60)[1] == []  # none outlives the build
     assert not out.exists()
     told = []
@@ -78,8 +82,12 @@ def test_a_build_in_processes_that_is_killed_goes_on_to_the_bytes_of_one_process
 @pytest.mark.slow
 def test_an_encoder_that_is_killed_is_one_line_and_the_build_goes_on(tmp_path, options, alone):
     def encoders() -> list[psutil.Process]:
-        found = psutil.Process().children()
-        return [one for one in found if one not in before and "spawn_main" in " ".join(one.cmdline())]
+        found = []
+        for one in psutil.Process().children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # other tests' children end too
+                if one not in before and "spawn_main" in " ".join(one.cmdline()):
+                    found.append(one)
+        return found
 
     def kills(stage: str, share: float, text: str) -> None:
         if stage == "scan" and text.startswith("40 passages"):

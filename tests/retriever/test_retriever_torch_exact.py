@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -98,26 +99,22 @@ def test_another_number_type_is_one_line():
         TorchExact(VECTORS, dtype="int4")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_the_script_for_a_card_checks_itself(monkeypatch, capsys, dtype):
-    words = [
-        "--vectors",
-        "25000",
-        "--dimension",
-        "32",
-        "--dtype",
-        dtype,
-        "--device",
-        "cpu",
-        "--checked",
-        "16",
-    ]
-    monkeypatch.setattr(sys, "argv", ["x", *words, "--rounds", "1", "--batch", "8"])
+def test_the_script_for_a_card_checks_itself(monkeypatch, capsys):
+    words = ["--vectors", "25000", "--dimension", "32", "--device", "cpu", "--checked", "16", "--rounds", "1"]
     monkeypatch.setattr(gpu_exact, "CHUNK_LIMIT", 2)  # so that the third chunk is a turned one
-    gpu_exact.main()
-    found = json.loads(capsys.readouterr().out)
-    assert found["recall_at_3"] >= 0.99 and found["queries_per_second"] > 0
-    monkeypatch.setattr(sys, "argv", ["x", *words, "--rounds", "1", "--batch", "8", "--recall", "1.5"])
-    with pytest.raises(SystemExit) as done:
+
+    def run(*more: str) -> list[dict]:
+        monkeypatch.setattr(sys, "argv", ["x", *words, "--batch", "8", *more])
         gpu_exact.main()
-    assert done.value.code == 1
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    found = run("--recall", "0.99", "--rate", "0.001")
+    assert [one["dtype"] for one in found] == ["float16", "int8"]
+    assert all(one["recall_at_3"] >= 0.99 and one["queries_per_second"] > 0 for one in found)
+    assert run("--dtype", "float32") == [
+        found[0] | {"dtype": "float32", "recall_at_3": 1.0} | {"load_seconds": ANY, "queries_per_second": ANY}
+    ]
+    for refused in (("--recall", "1.5"), ("--recall", "0", "--rate", "1e12")):
+        with pytest.raises(SystemExit) as done:
+            run(*refused)
+        assert done.value.code == 1

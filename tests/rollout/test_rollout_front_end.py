@@ -176,7 +176,6 @@ def test_a_vllm_with_another_output_processor_fails_loudly(monkeypatch):
         front.install()
 
 
-@pytest.mark.timeout(120)
 async def test_logits_in_float32_are_nearer_to_the_learners(tmp_path, monkeypatch, without_llvmlite):
     """A bfloat16 policy in real vLLM with either head, and by transformers with float32 logits."""
     for name, value in vllm_engine.ENVIRONMENT.items():

@@ -92,7 +92,7 @@ def parts(monkeypatch, tmp_path):
 async def made(monkeypatch, tmp_path):
     engine, receiver = parts(monkeypatch, tmp_path)
     settings = RolloutSettings(
-        template="lab", max_obs_tokens=32, max_model_tokens=128, trajectory_timeout_seconds=0.3
+        template="lab", max_obs_tokens=32, max_model_tokens=128, trajectory_timeout_seconds=60.0
     )
     worker = RolloutWorker(
         "w7", settings, model_path="m", retriever_url="http://127.0.0.1:9", retriever_timeout_seconds=1
@@ -150,6 +150,7 @@ async def test_weights_of_another_model_are_refused_before_the_engine_is_touched
 async def test_a_trajectory_past_its_deadline_is_ended_with_the_key_named(made):
     worker, engine, _, _ = made
     engine.hold.clear()
+    worker._settings = worker._settings.model_copy(update={"trajectory_timeout_seconds": 0.3})
     with pytest.raises(TimeoutError, match=r"u0 on worker w7: .*rollout.trajectory_timeout_seconds=0\.3"):
         await worker.rollout(request())
     assert worker.info().outstanding_tokens == 0

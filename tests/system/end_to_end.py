@@ -74,7 +74,6 @@ def laboratory(folder: Path):
     from trainer.lab.demo import EVAL_WORLD, LabFiles, world_files
     from trainer.lab.warm_start import WarmStart, warm_started_model
 
-    os.environ["UNSPIRAL_CACHE"] = str(folder / "cache")
     model = warm_started_model(WarmStart(steps=3, worlds=1, batch=8, layers=2))
     return LabFiles(model, *world_files(folder, 0), *world_files(folder, EVAL_WORLD))
 

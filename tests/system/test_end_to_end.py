@@ -65,6 +65,7 @@ def test_a_run_leaves_what_the_docs_promise(undisturbed):
         "rollout/searches",
         "rollout/valid",
         "time/rollout",
+        "time/reward",
         "time/logprob",
         "time/update",
         "time/sync",

@@ -120,10 +120,10 @@ def answering(status, body):
 
 
 def address_of(key, url):
-    """What a start finds at an address, with half a second for a search."""
+    """What a start finds at an address, with a second for a search."""
     config = config_of(key, url)
     settings = config.retriever if key == "retriever" else config.evaluation.retriever
-    settings.timeout_seconds = 0.5
+    settings.timeout_seconds = 1.0
     name = next(name for name, section in run_services.SECTIONS.items() if section == key)
 
     async def ask():
@@ -149,10 +149,10 @@ def test_a_server_that_is_no_retriever_is_told_by_a_first_search(key, status, bo
     with answering(status, body) as (url, _), pytest.raises(EnvironmentLacks) as e:
         address_of(key, url)
     said = str(e.value)
-    assert said.startswith(f"retriever at {url}: {why} within 0.5 s (") and "\n" not in said
+    assert said.startswith(f"retriever at {url}: {why} within 1 s (") and "\n" not in said
     assert said.endswith(
         f"; expected: at {key}.url a server that answers POST /retrieve as Search-R1's does; "
-        f"{key}.timeout_seconds=0.5 is the longest wait"
+        f"{key}.timeout_seconds=1 is the longest wait"
     )
     assert e.value.exit_code == 3
 

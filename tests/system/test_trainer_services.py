@@ -133,8 +133,11 @@ class Started:
 def services(monkeypatch, tmp_path, log, *, fails=None, say=lambda text: None):
     """Start both retrievers and the likelihood service, each in .3 s, or fail at once."""
 
+    all_begun = threading.Barrier(3)
+
     def start(name):
         log.append(f"{name} begun")
+        all_begun.wait(60)
         if name == fails:
             raise EnvironmentLacks(f"{name}: did not start: bad index")
         time.sleep(0.3)
@@ -222,24 +225,26 @@ def test_a_start_that_is_cut_short_waits_a_bounded_time_for_a_service(monkeypatc
     over = threading.Event()
     log = []
 
-    def start(seconds):
-        over.wait(seconds)
+    def start():
+        over.wait(60)
         return Started("slow", log)
 
-    async def cut(seconds):
+    async def cut(ends_after=None):
         async with AsyncExitStack() as stack:
-            starting = asyncio.create_task(run_services._started(lambda: start(seconds), stack))
+            starting = asyncio.create_task(run_services._started(start, stack))
             await asyncio.sleep(0.01)
             starting.cancel()
+            if ends_after is not None:
+                asyncio.get_running_loop().call_later(ends_after, over.set)
             with pytest.raises(asyncio.CancelledError):
                 await starting
         over.set()
 
-    asyncio.run(cut(30))
+    asyncio.run(cut())
     assert log == []  # it is left behind
     over.clear()
-    monkeypatch.setattr(run_services, "CANCEL_SECONDS", 30.0)
-    asyncio.run(cut(0.02))
+    monkeypatch.setattr(run_services, "CANCEL_SECONDS", 60.0)
+    asyncio.run(cut(ends_after=0.02))
     assert log == ["slow stopped"]
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from services.common.names import nearest
-from trainer.config.aliases import meant_by
+from trainer.config.aliases import keys_like
 from trainer.config.schema import leaf_keys
 
 SETTINGS = "KEY=VALUE"
-MOST = 3
-"""Keys that are named at most."""
 
 
 def unknown_option(error: Any) -> str:
@@ -34,8 +32,4 @@ def _keys_like(name: str) -> list[str]:
     """Keys with a last part like it, or that other trainers call so."""
     bare = name.lstrip("-").replace("-", "_")
     keys = leaf_keys()
-    if bare in keys:
-        return [bare]
-    last = bare.rpartition(".")[2]
-    near = nearest(last, {key.rpartition(".")[2] for key in keys})
-    return [*meant_by(bare)][:MOST] or [key for key in keys if key.rpartition(".")[2] == near][:MOST]
+    return [bare] if bare in keys else keys_like(bare, keys)

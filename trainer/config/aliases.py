@@ -3,8 +3,13 @@ guesses for a message that refuses the name; no run takes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
+
+from services.common.names import nearest
+
+MOST = 3
+"""Keys that are named at most."""
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "answer_key": ("data.answer_key",),
@@ -112,6 +117,21 @@ def meant_by(key: str, value: Any = None) -> tuple[str, ...]:
     path = ".".join([key, *_first_path(value)]).lower().replace("-", "_")
     parts = path.split(".")
     return ALIASES.get(".".join(parts[-2:])) or ALIASES.get(parts[-1], ())
+
+
+def keys_with(last: str, keys: Collection[str]) -> list[str]:
+    """Those of the dotted keys that end in this name."""
+    return [key for key in keys if key.rpartition(".")[2] == last][:MOST]
+
+
+def keys_like(key: str, keys: Collection[str], value: Any = None) -> list[str]:
+    """Those of the dotted keys that an unknown one may mean, in whichever section it was looked for: of the
+    same last name, that of another trainer, or with a slip in the last name. value: as `meant_by` has it."""
+    last = key.rpartition(".")[2]
+    lasts = {known.rpartition(".")[2] for known in keys}
+    near = nearest(last, lasts) if len(last) > 2 else None  # of two letters too many are like others
+    meant = keys_with(last, keys) or [*meant_by(key, value)][:MOST]
+    return meant or (keys_with(near, keys) if near else [])
 
 
 def _first_path(value: Any) -> Iterator[str]:

@@ -13,7 +13,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from services.common.errors import UserError
-from services.common.names import accepted
+from services.common.names import accepted, nearest
+from trainer.config.aliases import keys_like, keys_with
 from trainer.config.schema import Config, paths_of, section_of
 
 WIDTH = 88
@@ -75,8 +76,16 @@ def _words(text: str | None) -> str:
 def _field(model: type[BaseModel], name: str, path: str) -> FieldInfo:
     fields: dict[str, Any] = {field.alias or n: field for n, field in model.model_fields.items()}
     if name not in fields:
-        elsewhere = [key for key in paths_of(Config) if key.rpartition(".")[2] == name][:3]
-        hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else accepted(name, list(fields))
-        raise UserError(f"config explain {path}: no key {name}; {hint}")
+        raise UserError(f"config explain {path}: no key {name}; {_meant(name, path, list(fields))}")
     found: FieldInfo = fields[name]
     return found
+
+
+def _meant(name: str, path: str, known: list[str]) -> str:
+    """What the path may mean whose part `name` is unknown. known: the names that may stand there."""
+    keys = list(paths_of(Config))
+    there = nearest(name, known)
+    if path.endswith(f".{name}") and there and not keys_with(name, keys):
+        return accepted(name, known)
+    found = keys_like(path, keys) or ([] if there else keys_like(name, keys))
+    return f"did you mean {' or '.join(found)}?" if found else accepted(name, known)

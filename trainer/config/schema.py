@@ -34,14 +34,14 @@ from services.settings import (
     WeightSyncSettings,
 )
 from trainer.config.algorithm import AlgorithmSettings
-from trainer.config.aliases import meant_by
+from trainer.config.aliases import keys_like, keys_with, meant_by
 from trainer.config.data_settings import DataSettings
 from trainer.config.expected import expected
 from trainer.config.gpu_places import check_places, fill_in_workers
 from trainer.config.held_out_scores import BestBy
 from trainer.config.learner import LearnerSettings
 from trainer.config.run_name import RunName
-from trainer.config.yaml_file import read_sections, refuse_missing_space
+from trainer.config.yaml_file import Written, read_sections, refuse_missing_space
 from trainer.rewards import ACCEPTED, is_kind
 
 
@@ -283,9 +283,10 @@ class Config(Settings):
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Read YAML, apply `a.b=c` overrides (values are YAML), validate. Raises UserError."""
+    overrides = [*overrides]
     raw = read_sections(Path(path))
     override(raw, overrides)
-    return parse_config(raw)
+    return parse_config(raw, Written(Path(path), overrides))
 
 
 def override(raw: dict[str, Any], overrides: Iterable[str]) -> None:
@@ -305,10 +306,11 @@ def override(raw: dict[str, Any], overrides: Iterable[str]) -> None:
             raise UserError(f"override {item!r}: value is not YAML") from e
 
 
-def parse_config(raw: dict[str, Any]) -> Config:
-    """Validate a nested mapping. Raises UserError with a line for each mistake."""
-    refuse_missing_space(raw)
-    with fitting(lambda error: UserError(_in_lines(error))):
+def parse_config(raw: dict[str, Any], written: Written | None = None) -> Config:
+    """Validate a nested mapping. written: where its keys stand. Raises UserError with a line for each
+    mistake."""
+    refuse_missing_space(raw, written)
+    with fitting(lambda error: UserError(_in_lines(error, written))):
         return Config.model_validate(raw)
 
 
@@ -347,33 +349,37 @@ MISTAKES = 10
 """Lines that are told at most."""
 
 
-def _in_lines(error: ValidationError) -> str:
-    """A line for each key that is wrong. Of one that may be of several types the first mistake counts."""
+def _in_lines(error: ValidationError, written: Written | None) -> str:
+    """A line for each key that is wrong, and one for those that are missing. Of a key that may be of several
+    types the first mistake counts."""
     lines: dict[str, str] = {}
+    missing = []
     for one in error.errors():
-        key = ".".join(str(p) for p in one["loc"] if p not in UNION_TAGS)
-        if key not in lines:
-            lines[key] = _one_line(one, key)
-    more = [f"... and {len(lines) - MISTAKES} more"] if len(lines) > MISTAKES else []
-    return "\n".join([*list(lines.values())[:MISTAKES], *more])
+        place = tuple(p for p in one["loc"] if p not in UNION_TAGS)
+        key = ".".join(map(str, place))
+        if one["type"] == "missing":
+            missing.append(key)
+        elif key not in lines:
+            line = _one_line(one, key)
+            lines[key] = (written.before(place, "" if key else line) if written else "") + line
+    told = [*lines.values()]
+    if missing:
+        file = written.before(()) if written else ""
+        told.append(f"{file}{', '.join(missing)}: required, and not given")
+    more = [f"... and {len(told) - MISTAKES} more"] if len(told) > MISTAKES else []
+    return "\n".join([*told[:MISTAKES], *more])
 
 
 def _one_line(first: ErrorDetails, key: str) -> str:
     if first["type"] == "extra_forbidden":
         section = key.rpartition(".")[0]
         name = str(first["loc"][-1])
-        known = _keys_at(first["loc"][:-1])
-        elsewhere = [path for path in paths_of(Config) if path.endswith(f".{name}")][:3]
+        known, keys = _keys_at(first["loc"][:-1]), [*paths_of(Config)]
         near = nearest(name, known)
-        found = (
-            elsewhere
-            or [*meant_by(key, first["input"])]
-            or ([f"{section}.{near}".lstrip(".")] if near else [])
-        )
+        found = keys_with(name, keys) or [*meant_by(key, first["input"])]
+        found = found or ([f"{section}.{near}".lstrip(".")] if near else keys_like(key, keys))
         hint = f"did you mean {' or '.join(found)}?" if found else accepted(name, known)
         return f"{key}: unknown key; {hint}"
-    if first["type"] == "missing":
-        return f"{key}: required, and not given"
     if first["type"] == "model_type":
         form = f"{{{_keys_at(first['loc'])[0]}: ...}}"
         return f"{key}: expected a section, such as {form} (got {shown(first['input'])})"

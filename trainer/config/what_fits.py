@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from services.common.errors import UserError
 from trainer.config.schema import UNION_TAGS, Config, override, parse_config
-from trainer.config.yaml_file import read_sections
+from trainer.config.yaml_file import Written, read_sections
 
 ROUNDS = 4
 """A section without its wrong keys may have another mistake."""
@@ -20,10 +20,11 @@ ROUNDS = 4
 def load_what_fits(path: str | Path, overrides: Iterable[str] = ()) -> tuple[Config, list[str]]:
     """As `load_config`, without the keys that are wrong, and the line of each. Raises UserError where the
     rest is no configuration: a key is missing, or keys do not go together."""
+    overrides = [*overrides]
     raw = read_sections(Path(path))
     override(raw, overrides)
     try:
-        return parse_config(copy.deepcopy(raw)), []
+        return parse_config(copy.deepcopy(raw), Written(Path(path), overrides)), []
     except UserError as error:
         first = found = error
     for _ in range(ROUNDS):

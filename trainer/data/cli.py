@@ -31,7 +31,7 @@ from services.common.users_files import given_as, one_out, refuse_to_replace
 from services.contracts import Question
 from trainer.config.schema import Config, load_config
 from trainer.data.checks import findings
-from trainer.data.checks.lines import ODDLY, say_findings, say_first
+from trainer.data.checks.lines import ODDLY, last_line, say_findings, say_first
 from trainer.data.checks.near_top import refuse_without_questions
 from trainer.data.checks.overlap import NEAR, Against, twins
 from trainer.data.columns import Keys
@@ -93,6 +93,14 @@ def validate_command(
         typer.Option(help=f"{INDEX}: count the questions whose answer stands in its best passages."),
     ] = None,
     topk: Annotated[int, typer.Option(min=1, help="With --index: best passages that are looked at.")] = 3,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1024,
+            help="With an --index that is a function: most calls at a time. Default: that of --config, or 1.",
+        ),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(help="Configuration: show a prompt of its model, and count what is too long or cut."),
@@ -154,9 +162,10 @@ def validate_command(
         same = _list_twins(path, against, keys, told) if against is not None and report.good else 0
         if report.good and (index or settings):
             with looked_for(config, settings) if config and settings else nullcontext():
-                _look_up(path, named, index, topk, limit, settings, told)
+                at_once = concurrency or (settings.retriever.concurrency if settings else 1)
+                _look_up(path, named, index, topk, limit, settings, told, at_once)
         if report.problems:
-            raise UserError(f"{path}: {report.total_line}")
+            raise UserError(f"{path}: {last_line(report)}")
         if same:
             raise UserError(f"{path}: {same:,} of {report.good:,} questions stand in {against} too")
 
@@ -189,7 +198,9 @@ def _validate_corpus(path: Path, told: dict[str, Any], keys: CorpusKeys = NO_COR
             path, lambda n: tell("read", min(1.0, n / rows), f"{n:,} passages"), keys
         )
     told |= findings.of_corpus(path, report)
-    for line in (*report.problems, *report.notes):
+    only_one = report.malformed == 1 and report.passages
+    first = 0 if report.passages else 1  # where no row is well, the last line tells the first one
+    for line in (*report.problems[first:], *report.notes):
         typer.echo(harmless(line))
     typer.echo(f"{path}: a corpus of {counted(report.passages, 'passage')}")
     if report.numbered and keys:
@@ -224,9 +235,9 @@ def _validate_corpus(path: Path, told: dict[str, Any], keys: CorpusKeys = NO_COR
         typer.echo(
             "a search result is cut at rollout.max_obs_tokens: `unspiral data passages` divides long texts"
         )
-    if report.total_line:
+    if wrong := report.count_line if only_one else report.total_line:
         out = "; `index build --skip-bad` leaves these out" if report.good else ""
-        raise UserError(f"{path}: {report.total_line}{out}")
+        raise UserError(f"{path}: {wrong}{out}")
 
 
 def _look_up(
@@ -237,6 +248,7 @@ def _look_up(
     limit: int,
     config: Config | None,
     told: dict[str, Any],
+    concurrency: int,
 ) -> None:
     """Print what the agent would be shown of the first questions, and whether their answers can be found."""
     rows = [
@@ -250,7 +262,7 @@ def _look_up(
         for question, _ in rows:
             shown.add(question) if shown else None
     else:
-        settings = ServerSettings(index=index)
+        settings = ServerSettings(index=index, concurrency=concurrency)
         backends.check_settings(settings)
         opened = backends.open_index(settings)
         with progress_on(Console(stderr=True)) as tell:

@@ -102,13 +102,18 @@ class Report:
             self.first_notes.append(line)
 
     @property
+    def count_line(self) -> str:
+        """How many rows are malformed, where their reasons have been told."""
+        return f"{len(self.problems):,} of {len(self.problems) + self.good:,} rows are malformed"
+
+    @property
     def total_line(self) -> str:
-        """How many rows are malformed, and the reason that stands most often."""
+        """The same with the reason that stands most often."""
         bad, ((reason, count),) = len(self.problems), self.reasons.most_common(1)
         if count == 1 < bad:  # each for a reason of its own
-            return f"{bad:,} of {bad + self.good:,} rows are malformed; the first: {self.problems[0]}"
+            return f"{self.count_line}; the first: {self.problems[0]}"
         often = "" if count == bad else f", {count:,} of them"
-        return f"{bad:,} of {bad + self.good:,} rows are malformed{often}: {reason}"
+        return f"{self.count_line}{often}: {reason}"
 
 
 def load_questions(

@@ -75,6 +75,8 @@ class RewardCalls:
         """Time between two looks of one that waits (`check`)."""
         self.returned = 0
         """Calls that have returned."""
+        self.waited = 0.0
+        """Seconds in `of`, of all batches."""
         self._counting = threading.Lock()
         self._threads: DaemonThreads | None = None
         self._in_hand: dict[int, CallInHand] = {}
@@ -96,6 +98,7 @@ class RewardCalls:
         # Each of its own: a result that comes after we have left is none that nobody looks at.
         waits = [asyncio.wrap_future(future) for future in futures]
         left = set(waits)
+        began = time.monotonic()
         try:
             while left:
                 _, left = await asyncio.wait(
@@ -104,6 +107,7 @@ class RewardCalls:
                 self.check(futures)
             return [wait.result() for wait in waits]
         finally:
+            self.waited += time.monotonic() - began
             for wait, future in zip(waits, futures, strict=True):
                 if wait.done() and not wait.cancelled():
                     wait.exception()  # one is raised: asyncio is not to complain about the others

@@ -17,7 +17,14 @@ from services.common.printing.harmless import in_one_line
 from services.common.printing.help_pages import REPLACES
 from services.common.users_files import refuse_no_file, refuse_to_lose, refuse_to_replace
 from trainer.suite.compare import compare
-from trainer.suite.finished import KEPT, kept_evaluations, kept_suites, load, load_result
+from trainer.suite.finished import (
+    KEPT,
+    kept_evaluations,
+    kept_suites,
+    load,
+    load_result,
+    refuse_one_runs_own,
+)
 from trainer.suite.result import RESULT_FILE
 from trainer.suite.rows import ANSWERS_FILE, METRICS
 from trainer.suite.sets import TITLES, in_order
@@ -59,6 +66,7 @@ def compare_command(
     questions whose score differs."""
     if len(results) < 2:
         raise UserError(f"eval compare: one evaluation given; expected `eval compare A B`, each {KEPT}")
+    refuse_one_runs_own(results)
     first, *others = map(load, results)
     found = [compare(first, other, metric) for other in others]
     if as_json:

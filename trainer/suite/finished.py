@@ -3,13 +3,15 @@ plain `unspiral eval` has kept."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from services.common.errors import UserError
 from services.common.runs.kept_answers import protocol_file
-from services.common.runs.paths import RUNS, in_runs, is_run
+from services.common.runs.paths import RUNS, TRAJECTORIES, in_runs, is_run
 from services.common.users_files import load_object
 from trainer.suite.folder import PLAN_FILE
 from trainer.suite.result import RESULT_FILE
@@ -67,6 +69,25 @@ def load(given: Path) -> Evaluation:
     if not all(key in result for key in NEEDED):
         raise UserError(f"{folder / RESULT_FILE}: expected what `unspiral eval --suite` writes")
     return Evaluation(str(given), result, _of_result(result, _greedy(answers)), result)
+
+
+def refuse_one_runs_own(results: Sequence[Path]) -> None:
+    """Raises UserError, with the command that compares them, where the first two are what one run has kept of
+    its training or of the evaluations during it."""
+    first, second = (in_runs(given) for given in results[:2])
+    folder = first.parent
+    if (
+        folder == second.parent
+        and folder.name == TRAJECTORIES
+        and is_run(folder.parent)
+        and first.is_file()
+        and second.is_file()
+    ):
+        words = " ".join(shlex.quote(str(word)) for word in (folder.parent, first.stem, second.stem))
+        raise UserError(
+            f"eval compare: {first.name} and {second.name} are a run's own trajectories; "
+            f"`unspiral trajectories diff {words}` compares them"
+        )
 
 
 def kept_evaluations(incomplete: str) -> list[str]:

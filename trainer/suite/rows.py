@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from services.common.errors import UserError
 from services.common.files import lock, named
+from services.common.runs.paths import TRAJECTORIES
 from services.common.users_files import reading
 from services.contracts import Trajectory
 from trainer.rewards import final_answer, make_reward
@@ -102,7 +103,8 @@ def _rows_of(path: Path, lines: list[bytes]) -> list[Row]:
     seen: set[Key] = set()
     for number, line in enumerate(lines, 1):
         if (row := _row(line)) is None:
-            raise UserError(f"{path}, line {number}: not a row of answers that `unspiral eval` writes")
+            no_row = f"{path}, line {number}: not a row of answers that `unspiral eval` writes"
+            raise UserError(f"{no_row}{_of_training(path, line)}")
         key = (row["key"], row["sample"])
         if key in seen:
             raise UserError(f"{path}, line {number}: {key[0]}, sample {key[1]}, comes a second time")
@@ -124,6 +126,24 @@ def _row(line: bytes) -> Row | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return row if fits else None
+
+
+def _of_training(path: Path, line: bytes) -> str:
+    """`, but a trajectory of a run; ...` where training has kept the line, or an evaluation during it; empty
+    for any other."""
+    try:
+        row = json.loads(line)
+        is_trajectory = {"uid", "segments", "finish"} <= row.keys()
+    except (ValueError, AttributeError, RecursionError):
+        return ""
+    if not is_trajectory:
+        return ""
+    of_run = path.parent.name == TRAJECTORIES
+    run, name = (path.parent.parent, path.stem) if of_run else ("RUN", "A")
+    return (
+        f", but a trajectory of a run; `unspiral trajectories diff {run} {name} OTHER` compares two such "
+        "files of one run, and what `unspiral eval --checkpoint RUN` keeps is compared here"
+    )
 
 
 def _is_score(value: Any) -> bool:

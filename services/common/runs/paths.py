@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -67,15 +68,23 @@ def written_at(run: Path) -> float:
 def in_runs(given: str | Path, runs: Path = RUNS) -> Path:
     """The path; below `runs` where it begins with the name of a run there, and there is no such path, or a
     folder without a run: `demo-0` is `runs/demo-0`, and `demo-0/checkpoints/best` a checkpoint of it, and
-    `./demo-0` is itself."""
-    path = Path(given)
+    `./demo-0` is itself. `demo-0/..` is the folder above the run."""
+    path = without_ways_up(Path(given))
     if str(given).startswith("./"):
         return path
     first = path.parts[0] if path.parts and not path.is_absolute() else ".."
     if first == ".." or not is_run(runs / first) or not (runs / path).exists():
         return path
     mine = path.exists() and (path.is_file() or len(path.parts) > 1 or _of_run(path) is not None)
-    return path if mine else runs / path
+    return path if mine else without_ways_up(runs / path)
+
+
+def without_ways_up(path: Path) -> Path:
+    """A path that is there without the `NAME/..` in it; as it is where NAME is a link to somewhere else."""
+    if ".." not in path.parts or not path.exists():
+        return path
+    short = Path(os.path.normpath(path))
+    return short if short.exists() and short.samefile(path) else path
 
 
 def run_folder(given: str | Path, runs: Path = RUNS) -> Path:

@@ -9,10 +9,11 @@ from services.common.users_files.written import (
     refuse_to_replace,
     writing,
 )
-from services.common.users_files.yaml_text import parse_yaml
+from services.common.users_files.yaml_text import line_of, parse_yaml
 
 __all__ = [
     "given_as",
+    "line_of",
     "load_json",
     "load_object",
     "load_yaml",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,6 +44,32 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(_in_words(error, text)) from error
     except (YAMLError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from error
+
+
+def line_of(text: str, key: Sequence[Any]) -> int | None:
+    """The line, from 1, of a nested key of a text that `parse_yaml` takes. key: its names, and places in a
+    list from 0. None where it does not stand there itself."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+    from ruamel.yaml.nodes import MappingNode, SequenceNode
+
+    try:
+        node: Any = YAML(typ="safe", pure=True).compose(text)
+    except (YAMLError, RecursionError):
+        return None
+    line = None
+    for part in key:
+        if isinstance(node, MappingNode):
+            # A key may be a number or a date; it is compared as it is written.
+            pair = next(((name, value) for name, value in node.value if name.value == str(part)), None)
+        elif isinstance(node, SequenceNode) and isinstance(part, int) and part < len(node.value):
+            pair = (node.value[part], node.value[part])
+        else:
+            pair = None
+        if pair is None:
+            return None
+        line, node = pair[0].start_mark.line + 1, pair[1]
+    return line
 
 
 def _in_words(error: MarkedYAMLError, text: str) -> str:

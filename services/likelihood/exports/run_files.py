@@ -12,7 +12,17 @@ import numpy as np
 import orjson
 
 from services.common.errors import UserError
-from services.common.runs.paths import CONFIG, EVENTS, METRICS, SUMMARY, is_run, no_run_in, run_folder
+from services.common.runs.paths import (
+    CONFIG,
+    EVENTS,
+    METRICS,
+    STORE,
+    SUMMARY,
+    TRAJECTORIES,
+    is_run,
+    no_run_in,
+    run_folder,
+)
 from services.common.users_files import given_as, load_json, load_object, load_yaml, reading
 from services.common.validation import fitting, number_of
 from services.likelihood.exports.merging import by_step
@@ -36,6 +46,11 @@ STEPS = (
     "rollout/step",
 )
 """What other trainers and trackers call the step."""
+
+
+OTHERS = (CONFIG, EVENTS, SUMMARY, STORE)
+"""Files of a run's folder that are taken for its metrics by mistake."""
+NEVER_METRICS = (".yaml", ".yml", ".db", ".html", ".npz", ".safetensors", ".parquet")
 
 
 @dataclass
@@ -121,6 +136,7 @@ def read_run(path: Path) -> RunFiles:
         path = run_folder(path)
     except FileNotFoundError as e:
         raise UserError(f"{path}: {e.strerror}") from e
+    _refuse_no_metrics(path)
     folder = path if path.is_dir() else path.parent
     metrics = path / METRICS if path.is_dir() else path
     begun = metrics.exists() or not is_run(folder)  # a run that ended before its first step has no such file
@@ -146,6 +162,15 @@ def read_run(path: Path) -> RunFiles:
     if (folder / CONFIG).exists():
         run.config = _plain(read_mapping(folder / CONFIG))
     return run
+
+
+def _refuse_no_metrics(path: Path) -> None:
+    """Raises UserError for a file of a run that is not its metrics, and for one of a kind that never is."""
+    run = next((folder for folder in path.parents[:2] if (folder / METRICS).is_file()), None)
+    of_run = run is not None and (path.name in OTHERS or path.parent.name == TRAJECTORIES)
+    if path.is_file() and (of_run or path.suffix in NEVER_METRICS):
+        such = f": {run}, or {run / METRICS}" if run else ""
+        raise UserError(f"{path}: holds no metrics; expected a run's folder or its {METRICS}{such}")
 
 
 def read_rules(path: Path | None) -> MonitorRules:

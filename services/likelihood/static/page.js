@@ -181,12 +181,18 @@
       this.draw();
     },
 
+    // The status again, whose ages grow; not before the first reading is done, nor over what is wrong.
+    tellStatus() {
+      if ($("status").classList.contains("live")) status();
+    },
+
     draw() {
       this.derive();
       this.drawn = Boolean(this.turn);
       this.drawKey();
       U.drawRuns(this.list, this.loaded);
       U.drawFirst(this.loaded);
+      this.tellStatus();
       for (const group of this.charts) if (group.lead) this.drawGroup(group);
       U.drawControl();
       U.tabs.draw(this.loaded);
@@ -294,8 +300,9 @@
   function status(lost = false) {
     const element = $("status");
     const steps = app.loaded.filter(U.begun).map((r) => r.last_step);
-    element.className = `status ${source.live ? (lost ? "lost" : "live") : ""}`;
-    if (source.live) element.textContent = lost ? "connection lost; trying again" : "live";
+    const over = source.live && !lost ? U.quietSince(app.loaded) : null;
+    element.className = `status ${source.live ? (lost ? "lost" : "live") : ""}${over ? " over" : ""}`;
+    if (source.live) element.textContent = lost ? "connection lost; trying again" : over || "live";
     else element.textContent = `report of ${app.list.length} run${app.list.length === 1 ? "" : "s"}, ${steps.length ? `up to step ${Math.max(...steps)}` : "no step has ended"}`;
   }
 

@@ -221,7 +221,7 @@
   U.TROUBLE = ["decay", "acceleration", "collapsed"];
   U.PHASES = {
     unknown: "not enough has been seen to judge by",
-    healthy: "likelihood of right answers steady or rising",
+    healthy: "no sign of a fall in likelihood or reward; a curve may slip within the limits",
     stagnation: "it slips while reward still holds or rises",
     decay: "earlier right answers lose likelihood",
     acceleration: "they have lost much of it, or further signs agree",

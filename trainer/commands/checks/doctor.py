@@ -29,6 +29,7 @@ from trainer.commands.checks import doctor_roles as roles
 from trainer.commands.checks import listeners
 from trainer.commands.checks.doctor_addresses import check_services
 from trainer.commands.checks.doctor_files import check_files
+from trainer.commands.checks.doctor_gpus import check_gpus
 from trainer.commands.checks.doctor_parts import check_leak, check_parts
 from trainer.commands.checks.findings import GIB, Finding, judged, late
 from trainer.commands.checks.leftovers import find_leftovers
@@ -117,22 +118,6 @@ def check_engine() -> Iterator[Finding]:
                 "missing, which does no harm"
             )
             yield Finding(name, "bad", f"{found} beside torch {torch}", advice)
-
-
-def check_gpus() -> Iterator[Finding]:
-    if version("torch") is None:
-        return
-    import torch
-
-    if not torch.cuda.is_available():
-        yield Finding("GPU", "note", "none", "runs are on CPU: small models only")
-        return
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    yield Finding("GPU", "good", f"{len(names)} x {names[0]}" if len(set(names)) == 1 else ", ".join(names))
-    number = ".".join(map(str, torch.cuda.nccl.version()))
-    variables = {k: v for k, v in os.environ.items() if k.startswith("NCCL_")}
-    advice = "these variables must be the same for learner and workers" if variables else ""
-    yield Finding("NCCL", "good", f"{number} {variables or ''}", advice)
 
 
 def check_ray() -> Iterator[Finding]:

@@ -24,6 +24,7 @@ from services.common.runs.paths import (
     is_run,
     near_run,
     newest_run,
+    without_ways_up,
 )
 
 SCORES = ("eval/em_greedy", "eval/em_sampled")
@@ -57,6 +58,7 @@ def runs_in(folder: Path) -> list[Listed]:
     Raises UserError where there is none."""
     if not folder.exists():
         folder = newest_run() if str(folder) == LATEST else in_runs(folder)
+    folder = without_ways_up(folder)
     if folder.is_file():
         raise UserError(
             f"{folder}: is a file; expected a folder of runs, or a run: its folder, name, or latest"

@@ -73,10 +73,19 @@ def _is(column: str, key: str) -> bool:
     return plain_name(column) == plain_name(key)
 
 
+def last_line(report: Report) -> str:
+    """How many rows are malformed, with the commonest reason; not behind the line of the only one, which has
+    told it."""
+    only_one = len(report.problems) == 1 and report.good
+    return report.count_line if only_one else report.total_line
+
+
 def _say_problems(report: Report) -> None:
     """The malformed rows: some of each reason, so that a column's name says itself a few times only. A long
     reason is told once: the most frequent one by the last line, which all commands print."""
     last = next(iter(report.reasons.most_common(1)), ("", 0))[0]
+    if len(report.problems) == 1 and not report.good:
+        return  # the last line tells it
     for reason, count in report.reasons.most_common(SHOWN_PROBLEMS):
         alike = [line for line in report.problems if line.endswith(f": {reason}")][:SHOWN_ALIKE]
         if count > 1 and len(reason) > LONG_REASON:

@@ -223,8 +223,8 @@ def _of_row(record: Record, number: int, keys: CorpusKeys, made: Made) -> Docume
     identity = field_of(row, IDENTITY)
     used = {one[0] for one in (found, title, identity) if one is not None}
     new_id = f"{record.file.name.split('.')[0]}_{number}"
-    name = str(identity[1]) if identity is not None else new_id
-    above, text = (str(title[1]), found[1]) if title is not None else title_and_text(found[1])
+    name = str(identity[1]).strip() if identity is not None else new_id
+    above, text = (str(title[1]).strip(), found[1]) if title is not None else title_and_text(found[1])
     if (what := no_value_in(above, text, name)) is not None:
         made.no_value.append(f"{record.place}: {what}")
     return Document(record.place, name, [Section(above, _paragraphs(text))], _others(row, used), new_id)

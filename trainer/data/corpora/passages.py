@@ -62,12 +62,20 @@ class CorpusReport:
         return self.passages - self.same_ids
 
     @property
-    def total_line(self) -> str:
+    def count_line(self) -> str:
         """How many rows are malformed, and how many have an id that stands before; empty where none is."""
+        return self._wrong("")
+
+    @property
+    def total_line(self) -> str:
+        """The same with the first malformed row."""
+        return self._wrong(f"; the first: {self.problems[0]}" if self.malformed else "")
+
+    def _wrong(self, first: str) -> str:
         wrong = []
         if self.malformed:
             bad = f"{self.malformed:,} of {self.malformed + self.passages:,} rows are malformed"
-            wrong.append(f"{bad}; the first: {self.problems[0]}")
+            wrong.append(f"{bad}{first}")
         if self.same_ids:
             again = counted(self.same_ids, "passage has", "passages have")
             wrong.append(f"{again} the id of an earlier one; expected unique ids")

@@ -41,7 +41,7 @@ class RolloutBatch:
     seconds: float
     counts: dict[str, float] = field(default_factory=dict)
     """Metrics of the sampling itself: groups resampled, trajectories without a finite reward, those dropped
-    as too stale."""
+    as too stale, seconds that it waited for rewards."""
 
     @property
     def mean_searches(self) -> float:
@@ -110,6 +110,7 @@ class BatchSampler:
         """One step's batch. With dynamic sampling (DAPO), groups without variance are replaced, a bounded
         number of times."""
         began = time.monotonic()
+        waited = self.calls.waited
         wanted = self.config.rollout.prompts_per_step
         size = self.config.rollout.group_size
         rounds = self.config.algorithm.dynamic_sampling
@@ -159,7 +160,11 @@ class BatchSampler:
             np.asarray(right, bool),
             cursor,
             time.monotonic() - began,
-            {"groups/resampled": float(resampled), "reward/missing": float((~np.isfinite(scores)).sum())},
+            {
+                "groups/resampled": float(resampled),
+                "reward/missing": float((~np.isfinite(scores)).sum()),
+                "time/reward": self.calls.waited - waited,
+            },
         )
 
     def length_penalty(self, trajectory: Trajectory) -> float:

@@ -45,9 +45,9 @@ def performance(metrics: Sequence[dict[str, Any]], ranks: Sequence[RankInfo] = (
     """Means over the steps of a run, as `summary.json` holds them. metrics: one dict per step. ranks:
     `LearnerGroup.where`.
 
-    `share/*`: of the step's wall time; `rollout` is the time that the learner waited for trajectories,
+    `share/*`: of the step's wall time; `rollout` is the time that the learner waited for scored trajectories,
     `update` includes scoring pi_old, `logprob` is the scoring after it, `sync` ends when all workers serve
-    again, `other` is the rest: rewards, files, store, monitor. `overhead`: `other` and the part of `update`
+    again, `other` is the rest: files, store, monitor. `overhead`: `other` and the part of `update`
     in which no rank computed, which is what Ray, services and driver cost around a step.
     `learner/flops_per_s`: of all ranks, during updates, 6 per parameter and token (4 with LoRA), 2 for
     scoring pi_old. The output layer's parameters (tied or not) count for action tokens, the others' for

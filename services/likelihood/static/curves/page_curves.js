@@ -92,7 +92,7 @@
         { title: "Words that nobody gave", unit: "share of words", note: "In neither the questions nor the documents of the step.", lines: named(["text/non_words", "other words", "a"]), zero: true },
         { title: "Tags", unit: "log-prob per token", note: "Of right answers frozen at the start, and of this batch.", lines: named(["probe/control", "frozen answers", "a"], ["logp/control", "this batch", "b"]) },
         { title: "Sampling speed", unit: "tokens per second", lines: named(["rollout/tokens_per_s", "tokens/s", "a"]), zero: true },
-        { title: "Time of a step", unit: "seconds", lines: named(["time/step", "step", "a"], ["time/rollout", "rollout", "b"], ["time/logprob", "log-probs", "c"], ["time/update", "update", "d"], ["time/sync", "sync", "e"]), zero: true },
+        { title: "Time of a step", unit: "seconds", lines: named(["time/step", "step", "a"], ["time/rollout", "rollout", "b"], ["time/logprob", "log-probs", "c"], ["time/update", "update", "d"], ["time/sync", "sync", "e"], ["time/reward", "rewards, part of rollout", "f"]), zero: true },
       ],
     },
     {

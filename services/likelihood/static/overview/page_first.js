@@ -174,6 +174,16 @@
     return { ...out, word: "running", look: "running" };
   };
 
+  // Where nothing comes to any of the runs: how they ended, or that they are silent, and since when. Otherwise null.
+  U.quietSince = (runs) => {
+    const now = U.source.now();
+    const states = runs.map((run) => U.state(run, now));
+    if (!states.length || states.some((state) => !state.ended && state.word !== "silent")) return null;
+    const since = Math.min(...states.map((state) => (state.ended ? now - state.ended : state.age)));
+    if (states.length > 1) return `${states.some((state) => !state.ended) ? "none goes on" : "all ended"}, the last word ${U.duration(since)} ago`;
+    return states[0].ended ? `${states[0].word} ${U.duration(since)} ago` : `no step for ${U.duration(since)}`;
+  };
+
   // In a report: where the run stood when it was written, and how it ended.
   function recorded(run) {
     const planned = run.config?.trainer?.steps;
@@ -240,5 +250,6 @@
       const run = U.app.selected.find((r) => r.run === row.dataset.run);
       if (run) row.querySelector(".doing").replaceChildren(node("h2", {}, "What is it doing now?"), ...doing(run));
     }
+    U.app.tellStatus();
   }, 2000);
 })();

@@ -5,7 +5,7 @@
   const { node, number } = U;
   const $ = (id) => document.getElementById(id);
   const MANY = 6;
-  const HEAD = ["Run", "Phase", "Step", "Reward", "Held-out", "Right answers", "Lag probe", "Share falling", "Alarms"];
+  const HEAD = ["Run", "Phase", "Step", "Reward", "Held-out", "Right answers, nats/token", "Lag probe, nats/token", "Share falling", "Alarms"];
   let wanted = "";
   let withHidden = false;
 
