@@ -1,8 +1,9 @@
 """The retriever's client, for agent loops: asynchronous, pooled, patient.
 
 Connection errors, time-outs, answers that cannot be read, 404, 408, 425, 429 and 5xx (an ingress gives them
-while a server restarts) are tried again with back-off until the deadline, then RetrieverUnavailable is
-raised. What refuses the request itself is not tried again. An outage never turns into an empty result.
+while a server restarts), and 401 and 403 after a good answer, are tried again with back-off until the
+deadline, then RetrieverUnavailable is raised. What refuses the request itself is not tried again. An outage
+never turns into an empty result.
 """
 
 from __future__ import annotations
@@ -34,10 +35,14 @@ _CONNECTIONS = 256
 """Most open connections, and so most requests in flight."""
 _AGAIN = (404, 408, 425, 429)
 """Statuses that are tried again besides 5xx: an ingress gives them while its server restarts."""
+_BARRED = (401, 403)
+"""Statuses that are tried again by a client that was let in before: what guards the server is restarted."""
 _TELL_SECONDS = 15.0
 """Seconds between two messages of `wait_ready`."""
 _ON_THE_LOOP_BYTES = 1 << 20
 """Largest answer that is parsed in the event loop; a larger one would hold up other trajectories."""
+_SHOWN_CHARS = 100
+"""Of a query, in an error."""
 _LONG_SECONDS = 10.0
 """Searches that have waited at least this long, or half of their time, are named by `waits`."""
 
@@ -91,7 +96,7 @@ class RetrieverClient:
         self.left_out = 0
         """Hits without text that were left out, beside others of their query that had some."""
         self._joiner = Joiner(self._post, join_seconds)
-        self._closed = False
+        self._closed = self._answered = False
         self._searches: dict[object, tuple[float, str]] = {}
         """The searches that run: the time of their start (monotonic), and the last failure."""
         # No proxy from the environment: a retriever is a neighbour. No timeout: httpx's begins anew with each
@@ -275,8 +280,10 @@ class RetrieverClient:
             raise _Transient(reason_of(error)) from None
         if answer.status_code in _AGAIN or answer.status_code >= 500:
             raise _Transient(detail_of(answer), _retry_after(answer))
+        if answer.status_code in _BARRED and self._answered:
+            raise _Transient(detail_of(answer))
         if answer.status_code != 200:
-            raise UserError(f"retriever at {self.url}: {detail_of(answer)}")
+            raise UserError(f"retriever at {self.url}: {detail_of(answer)}{_asked(answer, queries)}")
         content = answer.content
         charset = answer.charset_encoding
         if len(content) > _ON_THE_LOOP_BYTES:
@@ -284,7 +291,16 @@ class RetrieverClient:
         else:
             read = read_answer(content, charset, len(queries))
         self._count(read.left_out)
+        self._answered = self._answered or read.fault is None
         return read
+
+
+def _asked(answer: httpx.Response, queries: list[str]) -> str:
+    """The query that a refusal may be about (a model wrote it): the first of those that went together."""
+    if answer.status_code in _BARRED:
+        return ""
+    others = f" and {len(queries) - 1} more" if len(queries) > 1 else ""
+    return f" (to the query {queries[0][:_SHOWN_CHARS]!r}{others})"
 
 
 def clean_query(query: str) -> str:

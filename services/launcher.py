@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,9 @@ COMPILED_BYTES = 64 * 2**20
 """Size of a corpus up to which its index is opened once where it was made."""
 PORTS = 3
 """Ports that are tried: another process may take a free one before the service does."""
+
+_KIND = re.compile(r"^(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*: ")
+"""Ray's name of an error, before what it says."""
 
 
 class _RetrieverActor:
@@ -132,7 +136,7 @@ def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any, 
         try:
             return Service(_url_of(actor, cls, name, timeout_seconds, key), actor)
         except ray.exceptions.RayActorError as e:
-            reason = str(e).strip().splitlines()[-1] if str(e).strip() else "its actor died"
+            reason = _KIND.sub("", str(e).strip().splitlines()[-1]) if str(e).strip() else "its actor died"
             # The port was free when it was chosen, and another process was quicker.
             if tries == PORTS or "in use" not in reason:
                 raise EnvironmentLacks(f"{name}: did not start: {reason}") from e

@@ -331,8 +331,9 @@ class LikelihoodClient:
         return True
 
     def _is_well(self) -> bool:
+        """Not `/healthz`: a service whose store hangs is up, and no message is to blame."""
         try:
-            return self._http.get("/healthz").is_success
+            return self._http.get("/readyz").is_success
         except httpx.HTTPError:
             return False
 

@@ -11,7 +11,8 @@ from services.control.records import RunStatus
 from services.likelihood.rest.launch import without_password
 from services.settings import ControlSettings
 from trainer.commands.checks import doctor, doctor_roles
-from trainer.commands.checks.doctor import check_address, checks_of, run_doctor, show, verdict
+from trainer.commands.checks.doctor import checks_of, run_doctor, show, verdict
+from trainer.commands.checks.doctor_addresses import check_address
 from trainer.commands.checks.doctor_roles import (
     check_container,
     check_ray_package,

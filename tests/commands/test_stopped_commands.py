@@ -1,5 +1,5 @@
-"""`eval` and `warm-start` that a signal ends, whenever it comes: one line, the status of the signal, and
-nothing left behind."""
+"""`eval`, `warm-start` and `export` that a signal ends, whenever it comes: a line, the status of the signal,
+and nothing left behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from test_trainer_warm_start import byte_model, config_of, write_world
 
 from services.common.processes.signals import Stopped, cancelled
 from trainer.commands.work import evaluate
+from trainer.commands.work import runs as commands
 from trainer.commands.work.warm_start import write_whole
+from trainer.learner.checkpoint import written_aside
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM]
 SECONDS = 60
@@ -59,6 +61,21 @@ def test_a_signal_before_anything_is_started_removes_the_exported_weights(
         evaluate.with_weights(SimpleNamespace(run_dir=tmp_path), "latest", said.append, score)
     assert e.value.exit_code == 128 + number and said[-1] == f"{number.name}: finishing up"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_while_a_checkpoint_is_exported_leaves_nothing(number, tmp_path, monkeypatch, unheard):
+    def export(found, out):
+        with written_aside(Path(out)) as aside:
+            (aside / "model.safetensors").write_text("half")
+            os.kill(os.getpid(), number)
+            raise AssertionError("the signal was not heard")
+
+    monkeypatch.setattr(commands, "find", lambda checkpoint, say: tmp_path / "step_1")
+    monkeypatch.setattr(commands, "export_checkpoint", export)
+    with pytest.raises(Stopped) as e:
+        commands.export("latest", tmp_path / "out")
+    assert e.value.exit_code == 128 + number and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", NUMBERS)

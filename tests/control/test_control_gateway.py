@@ -399,7 +399,9 @@ def test_more_workers_than_fit_beside_the_learner_are_refused_with_the_numbers(t
 def test_a_status_shows_no_password_of_an_address(monkeypatch):
     monkeypatch.setattr(run_control, "REACH_SECONDS", 0.5)
     shown = asyncio.run(reach("http://me:pass@127.0.0.1:9/?api_key=k"))
-    assert shown == Reach(url="http://***@127.0.0.1:9/?api_key=***", reachable=False, problem="ConnectError")
+    assert shown == Reach(
+        url="http://***@127.0.0.1:9/?api_key=***", reachable=False, problem="All connection attempts failed"
+    )
 
 
 def test_metrics_forget_the_services_of_a_run_that_ended():

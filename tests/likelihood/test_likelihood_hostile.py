@@ -370,3 +370,34 @@ def test_a_damaged_record_on_a_disk_that_takes_no_change_is_passed_over(tmp_path
     assert len(spool) == 1 and spool.first() is None and len(spool) == 0
     assert "0000000000000000-step.msg cannot be read" in caplog.text
     spool.close()
+
+
+def test_a_record_that_breaks_off_while_the_services_store_hangs_is_not_put_aside(
+    tmp_path, monkeypatch, caplog
+):
+    """The process is up (/healthz), and takes no record: no message is to blame."""
+
+    class Hanging(Poisoned):
+        seen: ClassVar[list[int]] = []
+
+        def do_POST(self):
+            step = json.loads(self.rfile.read(int(self.headers["content-length"])))["step"]
+            self.seen.append(step)
+            hangs = len(self.seen) <= 2 * client_module.POISON_TRIES
+            said = {"detail": "internal error"} if hangs else {"run": "run", "step": step}
+            self.answer(500 if hangs else 200, json.dumps(said).encode())
+
+        def do_GET(self):
+            self.answer(200 if self.path == "/healthz" else 503, b"{}")
+
+    monkeypatch.setattr(client_module, "RETRY_SECONDS", (0.01,))
+    with (
+        serving(Hanging) as url,
+        caplog.at_level(logging.ERROR),
+        LikelihoodClient(url, spool_dir=tmp_path / "spool") as client,
+    ):
+        for step in range(3):
+            client.post_step("run", StepRecord(step=step))
+        assert client.flush(30) and client.refused == 0 and client.waiting == 0
+    assert Hanging.seen == [0] * 2 * client_module.POISON_TRIES + [0, 1, 2]
+    assert not caplog.records and not list((tmp_path / "spool").glob("*.bad"))

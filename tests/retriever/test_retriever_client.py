@@ -134,10 +134,33 @@ async def test_the_last_answer_is_the_reason_where_the_time_ends_within_a_later_
 async def test_a_refused_request_is_an_error_at_once(scripted, status, detail):
     url, answers, seen = scripted
     answers.append((status, {"detail": detail}, {}))
+    asked = "" if status == 403 else r" \(to the query 'q'\)"
     async with RetrieverClient(url, timeout_seconds=5) as client:
-        with pytest.raises(UserError, match=f"^retriever at {url}: {status} {detail}$"):
+        with pytest.raises(UserError, match=f"^retriever at {url}: {status} {detail}{asked}$"):
             await client.retrieve(["q"], 3)
     assert len(seen) == 1
+
+
+async def test_a_refusal_shows_the_beginning_of_the_first_query(scripted):
+    url, answers, _ = scripted
+    answers.append((400, {"detail": "bad syntax"}, {}))
+    async with RetrieverClient(url, timeout_seconds=5) as client:
+        with pytest.raises(UserError) as e:
+            await client.retrieve(["title:(" + "x" * 200, "q"], 3)
+    assert str(e.value) == (
+        f"retriever at {url}: 400 bad syntax (to the query 'title:({'x' * 93}' and 1 more)"
+    )
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_server_that_has_answered_and_bars_is_tried_again(scripted, status):
+    url, answers, seen = scripted
+    barred = (status, {"detail": "no"}, {})
+    answers += [(200, ONE, {}), barred, barred, (200, ONE, {})]
+    async with RetrieverClient(url, timeout_seconds=60) as client:
+        first = await client.retrieve(["q"], 3)
+        assert len(seen) == 1 and await client.retrieve(["q"], 3) == first
+    assert len(seen) == 4
 
 
 async def test_the_deadline_bounds_the_whole_request_also_where_the_answer_trickles_in():

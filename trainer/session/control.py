@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import httpx
 import ray
 
+from retriever_service.refusals import detail_of
 from services.common.counting import counted
 from services.common.deadlines import within
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import write_json
+from services.common.printing.messages import said_by
 from services.common.redaction import address_without_secrets
 from services.common.runs.paths import CONTROL
 from services.control.gateway import announce_run, withdraw_run
@@ -43,6 +45,7 @@ T = TypeVar("T")
 ANSWER_SECONDS = 10.0
 """Longest wait for the driver's loop."""
 REACH_SECONDS = 1.0
+"""Longest wait for a service to say whether it can serve."""
 
 
 class RunControl:
@@ -236,18 +239,20 @@ class RunControl:
 
 
 async def reach(url: str) -> Reach:
-    """Whether a service answers its health check; its address is shown without user and password."""
+    """Whether a service can serve: a likelihood service whose Redis is away is up, and takes no record. Its
+    address is shown without user and password."""
     shown = address_without_secrets(url)
     try:
         async with httpx.AsyncClient(timeout=REACH_SECONDS, trust_env=False) as http:
-            answer = await http.get(url.rstrip("/") + "/healthz")
+            answer = await http.get(url.rstrip("/") + "/readyz")
+    except httpx.TimeoutException:
+        return Reach(url=shown, reachable=False, problem=f"no answer within {REACH_SECONDS:g} s")
     except (httpx.HTTPError, httpx.InvalidURL) as e:
-        return Reach(url=shown, reachable=False, problem=type(e).__name__)
-    return Reach(
-        url=shown,
-        reachable=answer.is_success,
-        problem=None if answer.is_success else f"HTTP {answer.status_code}",
-    )
+        return Reach(url=shown, reachable=False, problem=said_by(e))
+    # Search-R1's own server and its forks have no such route.
+    if answer.is_success or answer.status_code == 404:
+        return Reach(url=shown, reachable=True)
+    return Reach(url=shown, reachable=False, problem=detail_of(answer))
 
 
 @asynccontextmanager

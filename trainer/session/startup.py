@@ -38,6 +38,7 @@ from trainer.session.preflight.named_files import check_learner_files
 from trainer.session.preflight.prompts import check_prompts
 from trainer.session.preflight.retrievers import check_addresses, check_retrievers
 from trainer.session.preflight.room import check_room
+from trainer.session.preflight.stores import check_store
 from trainer.session.resuming.rules import Resumed
 from trainer.session.run_services import Services, start_services
 from trainer.session.waits import busy, told
@@ -167,7 +168,7 @@ class Prepared:
 async def prepared(config: Config, model: Path, say: Say, resumed: Resumed | None) -> Prepared:
     """Read questions and tokenizer, and look for the mistakes that can be seen so far.
 
-    Raises UserError, and EnvironmentLacks where there is no room, or no retriever at its address."""
+    Raises UserError, and EnvironmentLacks where there is no room, or no retriever or Redis at its address."""
     train = questions_of(config, config.data.train, say)
     await asyncio.to_thread(check_learner_files, config)
     check_room(config, model)
@@ -180,6 +181,7 @@ async def prepared(config: Config, model: Path, say: Say, resumed: Resumed | Non
     held_out = await asyncio.to_thread(held_out_of, config, tokenizer, say)
     await asyncio.to_thread(check_held_out, config, train, held_out, say)
     await asyncio.to_thread(check_addresses, config)
+    await asyncio.to_thread(check_store, config)
     return Prepared(tokenizer, cursor, held_out)
 
 

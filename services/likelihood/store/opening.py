@@ -16,10 +16,15 @@ REDIS_STORE = "services.likelihood.store.redis.store"
 """Imported on demand: the client of Redis is an extra, and a plain install opens SQLite without it."""
 
 
+def is_redis(url: str) -> bool:
+    """Whether a store's address is one of Redis."""
+    return url.startswith(("redis:", "rediss:", "unix:"))
+
+
 def open_store(url: str, token_steps: int = 8, sample_steps: int = SAMPLE_STEPS) -> LikelihoodStore:
     """`PATH`, `sqlite:PATH`, or `redis://HOST:PORT/DB`; a folder of runs is a store too. Raises
     EnvironmentLacks or UserError in one line."""
-    if url.startswith(("redis:", "rediss:", "unix:")):
+    if is_redis(url):
         with needed_for(f"store {address_without_secrets(url)}", "redis"):
             found = import_module(REDIS_STORE)
         store: LikelihoodStore = found.RedisStore(url, token_steps, sample_steps)

@@ -21,17 +21,17 @@ from rich.text import Text
 
 from services.common.counting import counted
 from services.common.errors import UserError
-from services.common.http.addresses import is_http
 from services.common.loading.extras import how_to_install
 from services.common.printing.commands import typed
 from services.common.printing.console import Console
 from services.common.processes import host_limits
 from trainer.commands.checks import doctor_roles as roles
 from trainer.commands.checks import listeners
+from trainer.commands.checks.doctor_addresses import check_services
 from trainer.commands.checks.doctor_files import check_files
 from trainer.commands.checks.doctor_gpus import check_gpus
 from trainer.commands.checks.doctor_parts import check_leak, check_parts
-from trainer.commands.checks.findings import GIB, Finding, judged, late, status_of
+from trainer.commands.checks.findings import GIB, Finding, judged, late
 from trainer.commands.checks.leftovers import find_leftovers
 from trainer.commands.options import Overrides
 from trainer.commands.terminal import prints_aside
@@ -253,15 +253,6 @@ def checks_of(role: str) -> list[Check]:
     return [*CHECKS[role], partial(roles.check_container, role), partial(roles.check_serving, role)]
 
 
-def check_address(key: str, url: str) -> Iterator[Finding]:
-    """Whether a service that the configuration names answers from here."""
-    status, reason = status_of(f"{url.rstrip('/')}/healthz")
-    if status is not None and status < 400:
-        yield Finding(key, "good", f"{url} answers")
-    else:
-        yield Finding(key, "bad", url, f"does not answer from here: {reason}")
-
-
 def check_config(path: Path, config: Config, wrong: Sequence[str] = ()) -> Iterator[Finding]:
     """The files and services that a configuration names. wrong: lines of the keys that it is without."""
     for line in wrong:
@@ -277,9 +268,7 @@ def check_config(path: Path, config: Config, wrong: Sequence[str] = ()) -> Itera
     if lack := lack_of_gpus(config, gpus_here()):
         # A cluster that is joined has other machines.
         yield Finding("GPUs", "note" if os.environ.get("RAY_ADDRESS") else "bad", *lack)
-    for key, url in {"retriever.url": config.retriever.url, "store.url": config.store.url}.items():
-        if url and is_http(url):
-            yield from check_address(key, url)
+    yield from check_services(config)
 
 
 def run_doctor(

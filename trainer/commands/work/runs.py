@@ -394,7 +394,8 @@ def export(
 ) -> None:
     """Write a checkpoint as a plain Hugging Face folder."""
     out = one_out("export", folder, out)
-    found = find(checkpoint, say=lambda line: typer.echo(line, err=True))
-    export_checkpoint(found, out)
+    with signals.raised():  # so that gigabytes that are half written are removed
+        found = find(checkpoint, say=lambda line: typer.echo(line, err=True))
+        export_checkpoint(found, out)
     made = {"checkpoint": str(found), "out": str(out)}
     typer.echo(json.dumps(made) if as_json else f"{found} written to {out}")

@@ -33,4 +33,4 @@ def why_not(error: Exception) -> str:
     said = str(error) or type(error).__name__
     if type(error).__name__ == "AuthenticationError" or "HELLO must be called" in said:
         said = "it asks for a password, or for another one: redis://:PASSWORD@HOST:PORT/DB"
-    return said
+    return said.removesuffix(".")
