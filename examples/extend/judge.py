@@ -16,5 +16,5 @@ def judged(trajectory: Trajectory) -> float | None:
         said = CLIENT.post("/judge", json={"question": trajectory.question.text, "answer": answer})
     except AWAY:
         return None
-    later = said.status_code in (408, 425, 429) or said.status_code >= 500  # not 401 or 404: they stay
+    later = said.status_code in (408, 425, 429) or said.status_code >= 500  # not 401 or 404
     return None if later else float(said.raise_for_status().json()["score"])
