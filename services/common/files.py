@@ -8,6 +8,7 @@ give it (the umask's), whichever library wrote it: some make their files readabl
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -98,7 +99,7 @@ def folder_written_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
             yield aside
         readable_as_usual(aside)
         if not (keep and path.exists()):
-            put_folder(aside, path, earlier=earlier)
+            put_folder(aside, path, earlier=earlier, keep=keep)
         # Only now: where a process was killed between the two renames, it is all that was left of the name.
         remove_abandoned(path.parent, f".{path.name}.", ".old")
     finally:
@@ -112,15 +113,24 @@ def followed(path: Path) -> Path:
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
-def put_folder(made: Path, place: Path, *, earlier: Path) -> None:
+def put_folder(made: Path, place: Path, *, earlier: Path, keep: bool = False) -> None:
     """Rename the folder `made` to `place`. A folder or link that stood there is renamed to `earlier`, which
     must be free. A link keeps its target: to replace that, give `followed(place)`.
+
+    keep: one that another process puts there in between stays, and `made` where it is.
 
     At each moment a whole folder has one of both names.
     """
     if os.path.lexists(place):  # also a link that leads nowhere, over which no folder can be renamed
         os.rename(place, earlier)
-    os.rename(made, place)
+    try:
+        os.rename(made, place)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not keep:  # and another process has put one there in between
+            os.rename(place, earlier)
+            os.rename(made, place)
 
 
 def move(source: Path, target: Path) -> None:

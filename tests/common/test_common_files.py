@@ -111,6 +111,26 @@ def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path):
     assert os.listdir(place) == ["second"] and os.listdir(place.parent) == ["model"]
 
 
+@pytest.mark.parametrize(("keep", "stands"), [(True, "theirs"), (False, "ours")])
+def test_a_folder_that_comes_in_between_is_no_error(tmp_path, monkeypatch, keep, stands):
+    """Another process puts its own there after this one has looked."""
+    place = tmp_path / "made"
+    lexists = os.path.lexists
+
+    def looked(path):
+        there = lexists(path)
+        if path == place and not there:
+            place.mkdir()
+            (place / "whose").write_text("theirs")
+        return there
+
+    with files.folder_written_aside(place, keep=keep) as folder:
+        (folder / "whose").write_text("ours")
+        monkeypatch.setattr(os.path, "lexists", looked)
+    assert (place / "whose").read_text() == stands
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
 def test_json_lines_survive_a_writer_that_was_killed_in_its_line(tmp_path):
     path = tmp_path / "m.jsonl"
     assert files.json_lines(path) == []

@@ -160,7 +160,7 @@ def warm_started_model(settings: WarmStart, *, fresh: bool = False, progress: Pr
     if (folder / "model.safetensors").is_file() and not fresh:
         return folder
     model = train(settings, progress)
-    with folder_written_aside(folder) as aside, without_bars():
+    with folder_written_aside(folder, keep=not fresh) as aside, without_bars():
         model.save_pretrained(aside)
         build_tokenizer().save_pretrained(aside)
         (aside / "warm_start.json").write_text(json.dumps(asdict(settings), indent=1))
