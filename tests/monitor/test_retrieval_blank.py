@@ -48,7 +48,7 @@ def test_a_title_alone_and_nothing_at_all_are_blank(contents):
         '"Po"\nA river.',
         '"Po"\r\nA river.',
         '""\nA river.',
-        '\nA river.',
+        "\nA river.",
         "Po\nA river.",
         "The Po is a river.",
         "The Po is a river.\n",

@@ -16,15 +16,15 @@ class Retrieval(FromBaseline):
         "search): an index that is gone, a query that has lost its words, or a policy that repeats itself."
     )
     blank_advice = (
-        "The index or the service hands titles alone: look at a search of step {since} or later (unspiral index "
-        "search)."
+        "The index or the service hands titles alone: look at a search of step {since} or later (unspiral "
+        "index search)."
     )
 
     def made_channels(self) -> list[Channel]:
         r = self.rules
         usual = "of the searches (mean of {window}; usually {usual:.0%}; alarm at {threshold:.0%})"
-        blank = "no text besides a title in {value:.0%} of the documents (mean of {window}; usually {usual:.0%}; "
-        blank += "alarm at {threshold:.0%})"
+        blank = "no text besides a title in {value:.0%} of the documents (mean of {window}; "
+        blank += "usually {usual:.0%}; alarm at {threshold:.0%})"
         limit = above(r.share_rise, r)
         return [
             Channel("retrieval/empty", "no document for {value:.0%} " + usual, r, limit),
