@@ -61,6 +61,9 @@ def healthy_run(seed: int, steps: int = STEPS) -> dict[str, np.ndarray]:
     evaluated = at % 20 == 0
     score = np.where(evaluated, 0.2 + 0.5 * learnt + normal(0, 0.03, steps), np.nan)
     columns["eval/em_greedy"] = score
+    # Drawn last, so that the columns before it are what they were. Some corpora always have bare titles.
+    bare = rng.choice([0.0, 0.05, 0.4])
+    columns["retrieval/blank"] = np.clip(bare + normal(0, 0.02, steps), 0, 1)
     return columns
 
 
@@ -132,6 +135,8 @@ def sick_run(kind: str, seed: int) -> list[dict]:
         c["learner/optimiser_steps"][BEGINS:] = 1
     elif kind == "no documents":
         c["retrieval/empty"] = towards(c["retrieval/empty"], 0.9)
+    elif kind == "titles alone":
+        c["retrieval/blank"] = towards(c["retrieval/blank"], 0.95)
     elif kind == "the same documents":
         c["retrieval/repeated"] = towards(c["retrieval/repeated"], 0.9)
     elif kind == "garbage":

@@ -50,6 +50,7 @@ SICK = {
     "reward gap": "reward_gap",
     "llds without active tokens": "silent_llds",
     "no documents": "retrieval",
+    "titles alone": "retrieval",
     "the same documents": "retrieval",
     "garbage": "garbage",
     "control tokens": "control_tokens",

@@ -21,7 +21,7 @@ from services.settings import MonitorRules
 from trainer.commands.cli import main
 from trainer.commands.work.in_words import run_in_words
 
-NEVER = ("retrieval/empty", "retrieval/repeated", "retrieval/errors")
+NEVER = ("retrieval/empty", "retrieval/repeated", "retrieval/errors", "retrieval/blank")
 FEW = "3 values, and its usual level takes 30"
 
 
@@ -54,7 +54,7 @@ def test_after_three_steps_a_rule_of_a_usual_level_cannot_judge_and_says_why():
     assert found["collapse"] == "3 values of reward/mean, and 8 are needed"
     assert found["likelihood"] == "3 values of probe/lag, and 5 are needed"
     assert found["silent_llds"] == "3 values of llds/active_tokens, and 5 are needed"
-    assert found["retrieval"] == "no retrieval/empty or retrieval/repeated or retrieval/errors recorded"
+    assert found["retrieval"] == f"no {' or '.join(NEVER)} recorded"
 
 
 def test_what_was_seen_for_long_enough_is_judged_and_what_is_missing_never_is():

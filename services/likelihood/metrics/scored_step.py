@@ -28,7 +28,7 @@ from services.likelihood.metrics.step_metrics import (
     unrewarded_share,
     update_divergence,
 )
-from services.likelihood.metrics.text_metrics import control_logp, text_metrics
+from services.likelihood.metrics.text_metrics import blank_documents, control_logp, text_metrics
 from services.likelihood.metrics.verdicts import Verdict, verdicts
 
 
@@ -102,6 +102,7 @@ class ScoredStep:
             **retrieval_metrics(groups, self.verdict, [_first_documents(t) for t in self.trajectories]),
             **search_metrics(self.documents),
             **search_errors(self.trajectories),
+            **blank_documents(self.trajectories),
             **text_metrics(self.trajectories),
             **rollout_metrics(self.trajectories, rollout_seconds),
         }

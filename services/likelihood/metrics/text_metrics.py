@@ -1,5 +1,5 @@
-"""What the text of a step says: log-prob of the tags, and words that are none. In plain Python and NumPy,
-from tokens and texts that are there anyway."""
+"""What the text of a step says: log-prob of the tags, words that are none, documents without a text. In plain
+Python and NumPy, from tokens and texts that are there anyway."""
 
 from __future__ import annotations
 
@@ -83,3 +83,18 @@ def text_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     asked = [f"{t.question.text} {t.question.prompt or ''}" for t in trajectories]
     share = non_words([a.text for t in trajectories for a in t.actions], [*asked, *observed])
     return {} if share is None else {"text/non_words": share}
+
+
+def is_blank(contents: str) -> bool:
+    """Whether a document holds no text: nothing at all, or nothing besides a title. A title is what the
+    corpora of Search-R1 have above the text, a line in quotes. A line without them is a passage of one line,
+    which no title tells apart from a title that has lost its text."""
+    held = contents.strip()
+    return not held or (len(held) > 1 and held[0] == held[-1] == '"' and "\n" not in held)
+
+
+def blank_documents(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """`retrieval/blank`: share of the documents of the step's searches that hold no text besides a title.
+    Absent where no search returned a document, or their texts were not kept."""
+    blank = [is_blank(text) for t in trajectories for a in t.actions for text in a.documents or ()]
+    return {"retrieval/blank": sum(blank) / len(blank)} if blank else {}

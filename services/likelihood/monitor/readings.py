@@ -28,6 +28,7 @@ POSSIBLE: dict[str, tuple[float, float]] = {
     "retrieval/empty": SHARE,
     "retrieval/repeated": SHARE,
     "retrieval/errors": SHARE,
+    "retrieval/blank": SHARE,
     "text/repetition": SHARE,
     "text/non_words": SHARE,
     "eval/em_greedy": SHARE,

@@ -88,6 +88,7 @@
         { title: "Well-formed", unit: "share", lines: named(["rollout/valid", "valid actions", "a"], ["rollout/finished", "finished", "b"]), zero: true },
         { title: "How trajectories end without an answer", unit: "share", lines: named(["rollout/truncated", "limit of tokens", "a"], ["rollout/at_turn_limit", "limit of turns", "b"]), zero: true },
         { title: "Searches that bring nothing new", unit: "share of searches", lines: named(["retrieval/empty", "no document", "a"], ["retrieval/repeated", "the same documents", "b"], ["retrieval/errors", "a failed try", "c"]), zero: true },
+        { title: "Documents without a text", unit: "share of documents", note: "Nothing, or a title alone.", lines: named(["retrieval/blank", "without a text", "a"]), zero: true },
         { title: "Repetition", unit: "share of runs of four tokens", lines: named(["text/repetition", "seen before", "a"]), zero: true },
         { title: "Words that nobody gave", unit: "share of words", note: "In neither the questions nor the documents of the step.", lines: named(["text/non_words", "other words", "a"]), zero: true },
         { title: "Tags", unit: "log-prob per token", note: "Of right answers frozen at the start, and of this batch.", lines: named(["probe/control", "frozen answers", "a"], ["logp/control", "this batch", "b"]) },

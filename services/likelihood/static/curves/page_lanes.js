@@ -23,7 +23,7 @@
     degenerate_groups: ["groups/zero_variance", "reward/right", "reward/mean"],
     truncation: ["rollout/truncated"],
     length: ["rollout/length"],
-    retrieval: ["retrieval/empty", "retrieval/repeated", "retrieval/errors"],
+    retrieval: ["retrieval/empty", "retrieval/repeated", "retrieval/errors", "retrieval/blank"],
     garbage: ["text/repetition", "text/non_words", "reward/mean"],
     control_tokens: ["logp/control", "probe/control"],
     reward_gap: ["eval/em_greedy", "eval/em_sampled", "reward/mean", "reward/right", "reward/em"],
