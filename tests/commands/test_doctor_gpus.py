@@ -15,9 +15,10 @@ torch = pytest.importorskip("torch")
 def machine(monkeypatch, tmp_path):
     """Makes a machine: lines of nvidia-smi, torch's CUDA, and the cards that torch sees."""
 
-    def make(told, cuda="13.0", seen=()):
+    def make(told, cuda="13.0", seen=(), without=""):
         smi = tmp_path / "nvidia-smi"
-        smi.write_text(f"#!/bin/sh\ncat <<'END'\n{told}\nEND\n")
+        refused = f"case $1 in *{without}*) echo no such field; exit 2;; esac\n" if without else ""
+        smi.write_text(f"#!/bin/sh\n{refused}cat <<'END'\n{told}\nEND\n")
         smi.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
         monkeypatch.setattr(torch.version, "cuda", cuda)
@@ -38,6 +39,21 @@ def test_a_driver_below_that_of_cuda_is_bad_in_one_line(machine):
     assert machine(told) == [expected]
     a100 = ("NVIDIA A100-SXM4-80GB", (8, 0))
     assert [found.level for found in machine(told, "12.9", [a100, a100])] == ["good", "good"]
+
+
+def test_a_driver_that_torch_can_use_all_the_same_is_not_too_old(machine):
+    """CUDA's package of forward compatibility brings the newer part of it along."""
+    found = machine("NVIDIA A100-SXM4-80GB, 535.161.08, 8.0", seen=[("NVIDIA A100-SXM4-80GB", (8, 0))])
+    assert [(one.what, one.level) for one in found] == [("GPU", "good"), ("NCCL", "good")]
+
+
+def test_a_driver_too_old_to_know_the_capability_of_a_card_is_told(machine):
+    (found,) = machine("Tesla V100-SXM2-32GB, 470.223.02", without="compute_cap")
+    assert (found.what, found.level, found.seen) == (
+        "GPU driver",
+        "bad",
+        "470.223.02, of Tesla V100-SXM2-32GB",
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@ always raise, `close`, and turns of another form."""
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from examples.extend.environment import Guessing
 from examples.extend.reward import frugal
@@ -109,6 +111,27 @@ def test_a_tool_that_fails_takes_no_part_and_one_that_is_not_needed_is_not_calle
         raise AssertionError("em tells them apart by itself")
 
     assert check_reward(config(), make_reward("em"), never).level == "good"
+
+
+async def holds_the_loop(content, question):
+    HELD.wait(60)
+    return "held"
+
+
+async def answers(content, question):
+    return "answered"
+
+
+HELD = threading.Event()
+
+
+def test_a_tool_that_holds_the_loop_takes_no_other_with_it():
+    tools = {name: f"{__name__}:{name}" for name in ("holds_the_loop", "answers")}
+    try:
+        pairs = after_tools(config(rollout__tools=tools, rollout__tool_timeout_seconds=0.05), QUESTION)
+    finally:
+        HELD.set()
+    assert list(pairs) == ["answers"]
 
 
 def keyless(content, question):

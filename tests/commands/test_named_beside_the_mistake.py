@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 from command_line import fresh_folder, run, runs  # noqa: F401
+from ruamel.yaml import YAML
 
 from services.common.runs.paths import in_runs, run_folder
 from services.common.users_files import line_of
@@ -79,6 +80,18 @@ def test_the_line_of_a_key_is_that_of_its_name():
     text = "# first\na:\n  b: [x,\n    {c: 1}]\n3: y\n"
     places = (("a",), ("a", "b"), ("a", "b", 1), ("a", "b", 1, "c"), (3,), ("a", "z"), ())
     assert [line_of(text, key) for key in places] == [2, 3, 4, 4, 5, None, None]
+
+
+def test_a_file_is_read_once_for_the_lines_of_many_mistakes(run, tmp_path, monkeypatch):
+    composed = []
+    compose = YAML.compose
+    monkeypatch.setattr(YAML, "compose", lambda self, text: composed.append(text) or compose(self, text))
+    wrong = "".join(f"  key{number}: 1\n" for number in range(9))
+    (tmp_path / "mine.yaml").write_text(f"{WHOLE}learner:\n{wrong}")
+    _, _, err = run("config", "show", "--config", "mine.yaml")
+    lines = [line.removeprefix("unspiral: ").partition(": ")[0] for line in err.splitlines()]
+    assert lines == [f"mine.yaml, line {number}" for number in range(5, 14)]
+    assert len(composed) == 1
 
 
 @pytest.mark.parametrize(

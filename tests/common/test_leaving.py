@@ -54,6 +54,12 @@ def test_a_pool_that_hangs_does_not_keep_a_command(end, status):
     assert ("ZeroDivisionError" in err) == ("Zero" in end)
 
 
+def test_a_command_whose_stderr_is_closed_leaves_too():
+    code = "import sys\nsys.stderr = None\n" + HANGS.format(end="sys.exit(3)")
+    status, out, _ = ended(code)
+    assert status == 3 and out.startswith("the last line\n")
+
+
 QUIET = """
 import atexit, sys, threading
 from services.common.processes import leaving

@@ -14,6 +14,7 @@ from pyarrow import feather, parquet
 from rollout_fakes import words
 
 from services.common.errors import UserError
+from services.common.records.reader import _small_in, read_records
 from services.contracts import Action, Question, Trajectory, with_columns
 from services.rollout.worker.loop import Prompts
 from services.rollout.worker.templates.search_r1 import SearchR1Template
@@ -200,3 +201,15 @@ def test_a_reward_of_verls_form_is_given_extra_info(tmp_path, monkeypatch):
     question = first(write(tmp_path, "parquet", [ROW]))
     trajectory = Trajectory("u", "g", question, [0], [Action([0], [-1.0], 0, "answer", "x")], "answer")
     assert make_reward("verls_form:reward")(trajectory) == 7.0
+
+
+def test_a_long_text_that_stands_once_for_all_rows_of_a_file_is_not_read(tmp_path):
+    path = tmp_path / "shared.parquet"
+    rows = [ROW | {"shared": "x" * 5000} for _ in range(500)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    with parquet.ParquetFile(path) as table:
+        assert "shared" in _small_in(table.metadata, 2000), "by the sums of the file it is short"
+    (record, *_) = read_records(path, Keys().is_wanted, 2000)
+    assert "shared" not in record.fields and "shared" in record.names
+    with pytest.raises(KeyError, match=r"`shared` .* is not kept: it has more than 2,000 characters"):
+        load_questions(path).rows[0].columns["shared"]

@@ -173,9 +173,17 @@ class Stays(Box):
         await asyncio.Event().wait()
 
 
+class Cancels(Box):
+    async def close(self):
+        task = asyncio.ensure_future(asyncio.Event().wait())
+        task.cancel()
+        await task
+
+
 @pytest.mark.parametrize(
     ("tool", "says"),
     [
+        (Cancels, "rollout.tools.box: close, after question q1: CancelledError, of a task that was "),
         (Raises, "rollout.tools.box: close, after question q1: ConnectionError: no server ("),
         (
             Stays,
@@ -196,8 +204,9 @@ def test_a_close_that_fails_or_hangs_costs_no_trajectory_and_is_logged(tool, say
     (line,) = asyncio.run(run())
     assert line.startswith(says)
     assert [record.getMessage() for record in caplog.records] == [line]
-    done = asyncio.run(trajectory_of(["<box> n1 </box>", "<answer> n1 </answer>"], Raises))
-    assert done.finish == "answer"
+    if tool is not Stays:
+        done = asyncio.run(trajectory_of(["<box> n1 </box>", "<answer> n1 </answer>"], tool))
+        assert done.finish == "answer"
 
 
 def test_the_sandbox_on_the_page_makes_its_session_and_gives_it_back(monkeypatch):

@@ -37,11 +37,12 @@ def _keeping() -> list[threading.Thread]:
 def _leave(status: int, say: Callable[[str], None]) -> None:
     if not (left := _keeping()):  # Python is past the wait for threads
         return
-    say(
-        f"{counted(len(left), 'thread')} did not end within {END_SECONDS:g} s ({left[0].name}, of a pool of "
-        "your own code or of a library): leaving without"
-    )
+    with contextlib.suppress(Exception):  # of a stderr that is closed: it keeps nobody here
+        say(
+            f"{counted(len(left), 'thread')} did not end within {END_SECONDS:g} s ({left[0].name}, of a pool "
+            "of your own code or of a library): leaving without"
+        )
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # a closed one may be None
             stream.flush()
     os._exit(status)

@@ -31,6 +31,8 @@ ACCEPTED = (
     "gzip, zstd, bzip2 or xz, or a folder of these"
 )
 BATCH_ROWS = 4096
+FIRST_ROWS = 64
+"""Of a table, by which columns are taken for small."""
 _BLOCK_CHARS = 1 << 16
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 """Escapes of surrogates: half a pair alone is no text, and can't be written again."""
@@ -283,6 +285,9 @@ def _parquet(file: Path, wanted: Wanted | None, beside: int) -> Iterator[Record]
     with _readable(file, "parquet"):
         with parquet.ParquetFile(file) as table:
             small = _small_in(table.metadata, beside) if wanted and beside else set()
+            if small:  # a text that all rows share stands once in the file, and is read for each
+                first = next(table.iter_batches(batch_size=FIRST_ROWS, columns=[*small]), None)
+                small = _small_of(first, beside) if first is not None else set()
             columns = _chosen(table.schema_arrow.names, wanted, small)
             names = table.schema_arrow.names
             yield from _numbered(file, names, table.iter_batches(batch_size=BATCH_ROWS, columns=columns))
@@ -300,6 +305,12 @@ def _small_in(metadata: Any, most: int) -> set[str]:
     return {name for name, held in sums.items() if held <= most * metadata.num_rows}
 
 
+def _small_of(batch: Any, most: int) -> set[str]:
+    """Columns of some rows that hold at most so many bytes in a row."""
+    columns = zip(batch.schema.names, batch.columns, strict=True)
+    return {name for name, column in columns if column.nbytes <= most * batch.num_rows}
+
+
 def _arrow(file: Path, wanted: Wanted | None, beside: int) -> Iterator[Record]:
     """What `datasets` saves to disk is a stream; Feather is a file."""
     import pyarrow
@@ -313,12 +324,7 @@ def _arrow(file: Path, wanted: Wanted | None, beside: int) -> Iterator[Record]:
             batches = (opened.get_batch(i) for i in range(opened.num_record_batches)) if is_file else opened
             small: set[str] = set()
             if wanted and beside and (first := next(batches := iter(batches), None)) is not None:
-                most = beside * first.num_rows
-                small = {
-                    name
-                    for name, column in zip(first.schema.names, first.columns, strict=True)
-                    if column.nbytes <= most
-                }
+                small = _small_of(first, beside)
                 batches = chain([first], batches)
             columns = _chosen(opened.schema.names, wanted, small)
             chosen = (batch if columns is None else batch.select(columns) for batch in batches)

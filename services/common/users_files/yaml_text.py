@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,14 +50,9 @@ def parse_yaml(text: str) -> Any:
 def line_of(text: str, key: Sequence[Any]) -> int | None:
     """The line, from 1, of a nested key of a text that `parse_yaml` takes. key: its names, and places in a
     list from 0. None where it does not stand there itself."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
     from ruamel.yaml.nodes import MappingNode, SequenceNode
 
-    try:
-        node: Any = YAML(typ="safe", pure=True).compose(text)
-    except (YAMLError, RecursionError):
-        return None
+    node = _composed(text)
     line = None
     for part in key:
         if isinstance(node, MappingNode):
@@ -70,6 +66,19 @@ def line_of(text: str, key: Sequence[Any]) -> int | None:
             return None
         line, node = pair[0].start_mark.line + 1, pair[1]
     return line
+
+
+@lru_cache(maxsize=1)
+def _composed(text: str) -> Any:
+    """The nodes of a text, which take most of a second for some hundred lines: several keys of one are asked
+    for. None where it is no YAML."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return YAML(typ="safe", pure=True).compose(text)
+    except (YAMLError, RecursionError):
+        return None
 
 
 def _in_words(error: MarkedYAMLError, text: str) -> str:

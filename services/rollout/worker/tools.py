@@ -155,9 +155,13 @@ class Toolbox:
         except (TimeoutError, UserError, _Away) as error:
             if asked is not None and asked.running():
                 _THREADS.give_up(asked)
-            log.warning("%s", error)
-            return str(error)
-        return ""
+            line = str(error)
+        except asyncio.CancelledError:  # of a task that `close` itself has cancelled, or of the end of all
+            line = f"{where}: CancelledError, of a task that was cancelled and is awaited"
+        else:
+            return ""
+        log.warning("%s", line)
+        return line
 
     def _make(self, name: str) -> None:
         """An object, in a thread. One that comes when the trajectory has ended is closed at once."""

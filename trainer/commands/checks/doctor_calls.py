@@ -143,11 +143,11 @@ def check_tool(
                 advice = f"{error}: a run samples such a trajectory again, and ends at the third such call"
                 return Finding(key, "note", path, advice)
             late.append(key)
-            _loops.clear()
+            leave_loop()
             return Finding(key, "bad", path, f"{key}: no result within {limit}")
         except UserError as error:
             if error.__cause__ is None:  # of its form or time, and not raised by the tool
-                _loops.clear()
+                leave_loop()
                 return Finding(key, "bad", path, str(error))
             made_of = str(error).startswith(f"{key}: {MADE_OF}")
             # Of a word or two an interpreter says NameError too, and rightly.
@@ -263,6 +263,11 @@ def on_one_loop(call: Coroutine[Any, Any, T]) -> T:
         _loops.append(asyncio.new_event_loop())
         threading.Thread(target=_loops[0].run_forever, name="doctor-tools", daemon=True).start()
     return asyncio.run_coroutine_threadsafe(call, _loops[0]).result()
+
+
+def leave_loop() -> None:
+    """After a call that came to no end: it may hold the loop, and the next calls are made on another."""
+    _loops.clear()
 
 
 _loops: list[asyncio.AbstractEventLoop] = []

@@ -37,13 +37,19 @@ class Card:
 
 def cards() -> list[Card]:
     """The NVIDIA cards of this machine, whatever torch makes of them; none without a driver."""
-    command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
+        rows = _told(QUERY) or [[*row, ""] for row in _told(QUERY.rpartition(",")[0])]
+    except (OSError, subprocess.TimeoutExpired):
         return []
-    rows = [[cell.strip() for cell in row] for row in csv.reader(told.splitlines())]
-    return [Card(row[0], row[1], _capability(row[2])) for row in rows if len(row) == 3]
+    return [Card(name, driver, _capability(number)) for name, driver, number in rows]
+
+
+def _told(query: str) -> list[list[str]]:
+    """A row of each card; none where nvidia-smi refuses a field, as that of an old driver does."""
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    rows = [[cell.strip() for cell in row] for row in csv.reader(done.stdout.splitlines())]
+    return [row for row in rows if len(row) == query.count(",") + 1] if done.returncode == 0 else []
 
 
 def _capability(text: str) -> tuple[int, int] | None:
@@ -89,7 +95,8 @@ def check_gpus() -> Iterator[Finding]:
     names = [torch.cuda.get_device_name(i) for i in usable]
     # Of those that torch sees, since a small card for the screen may be hidden from it; if none, of all.
     used = [Card(names[i], "", torch.cuda.get_device_capability(i)) for i in usable]
-    old = [old_driver(card, cuda) for card in there if cuda]
+    # One that torch can use is new enough, or has CUDA's package of forward compatibility beside it.
+    old = [old_driver(card, cuda) for card in there if cuda and not names]
     old += [old_card(card) for card in used or there]
     findings = [found for found in dict.fromkeys(old) if found]
     yield from findings

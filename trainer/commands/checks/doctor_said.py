@@ -8,7 +8,7 @@ from typing import NamedTuple
 from services.common.errors import UserError
 from services.contracts import Action, Observation, Question, Trajectory
 from services.rollout.worker.tools import Toolbox, load_tools
-from trainer.commands.checks.doctor_calls import SECONDS, in_time, on_one_loop
+from trainer.commands.checks.doctor_calls import SECONDS, in_time, leave_loop, on_one_loop
 from trainer.commands.checks.doctor_reward import WRONG, answered, trajectory
 from trainer.config.schema import Config
 
@@ -38,6 +38,7 @@ def after_tools(config: Config, question: Question) -> dict[str, Pair]:
                 segments: list[Action | Observation] = [call_of_it, shown, answered(text)]
                 made.append(trajectory(f"{name}-{kind}", question, config.rollout.reading, segments))
         except (UserError, TimeoutError):
+            leave_loop()
             continue
         pairs[name] = Pair(*made)
     return pairs
