@@ -251,7 +251,7 @@ def test_a_search_too_slow_for_all_trajectories_at_once_is_noted():
     crowd = doctor_calls.Crowd(trajectories=80, concurrency=2)
     assert crowd.note("retriever", 1.04, 30) == (
         "a call took 1 s: 80 trajectories that search at once wait up to 42 s, and a search is given up "
-        "after 30 s; retriever.concurrency (2 now) calls it from as many threads"
+        "after 30 s; retriever.concurrency (2 now) lets as many calls run at a time"
     )
     assert crowd.note("retriever", 0.7, 30) == ""
     limit = doctor_calls.Limit("retriever.timeout_seconds", 60)

@@ -221,7 +221,7 @@ def test_a_reward_that_takes_long_for_a_whole_step_is_noted(monkeypatch):
     level, advice = told()
     assert level == "note" and re.fullmatch(
         r"a call took 0\.\d+ s, so those of the 80 trajectories of a step take \d+ s; reward\.concurrency "
-        r"\(1 now\) calls it from as many threads",
+        r"\(1 now\) lets as many calls run at a time",
         advice,
     )
     assert told(concurrency=8) == ("good", "")

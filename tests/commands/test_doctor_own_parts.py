@@ -166,7 +166,8 @@ def test_a_tool_that_answers_some_texts_is_noted_with_one_of_these():
 def test_a_tool_that_returns_a_dict_is_told_by_pythons_name():
     for returned, kind in (({"a": 1}, "a dict"), (None, "nothing"), ([1], "a list")):
         found = doctor_calls.check_tool("rollout.tools.t", "mine:tool", lambda c, q, r=returned: r, QUESTION)
-        assert (found.level, found.advice) == ("bad", f"rollout.tools.t: returned {kind}; expected a text")
+        says = f"rollout.tools.t: returned {kind}; expected a text ({__file__}, line "
+        assert found.level == "bad" and found.advice.startswith(says)
     found = doctor_calls.check_search(
         "retriever.index", "mine:search", lambda q, k: [{"text": "a"}], QUESTION, 3
     )

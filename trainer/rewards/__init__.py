@@ -12,6 +12,7 @@ from typing import Any
 
 from services.common.errors import UserError
 from services.common.loading.user_code import Call, calling, check_takes, find, with_colon
+from services.common.loading.what_it_has import defined_at
 from services.common.names import near_name
 from services.common.printing.kinds import returned_kind
 from services.common.processes.own_loop import result_of
@@ -132,7 +133,11 @@ class _UsersReward:
 
     def __call__(self, trajectory: Trajectory) -> float | None:
         with calling(f"reward.kind {self.kind!r}: on trajectory {trajectory.uid}"):
-            return _as_reward(result_of(self.function, trajectory))
+            returned = result_of(self.function, trajectory)
+            try:
+                return _as_reward(returned)
+            except TypeError as error:
+                raise TypeError(f"{error}{defined_at(self.function)}") from None
 
 
 def right_at(reward: Reward | None, setting: float | None) -> float:

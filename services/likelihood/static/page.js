@@ -302,7 +302,8 @@
     const steps = app.loaded.filter(U.begun).map((r) => r.last_step);
     const over = source.live && !lost ? U.quietSince(app.loaded) : null;
     element.className = `status ${source.live ? (lost ? "lost" : "live") : ""}${over ? " over" : ""}`;
-    if (source.live) element.textContent = lost ? "connection lost; trying again" : over || "live";
+    const said = (text) => element.textContent === text || (element.textContent = text); // else readers aloud say it again
+    if (source.live) said(lost ? "connection lost; trying again" : over || "live");
     else element.textContent = `report of ${app.list.length} run${app.list.length === 1 ? "" : "s"}, ${steps.length ? `up to step ${Math.max(...steps)}` : "no step has ended"}`;
   }
 

@@ -30,6 +30,7 @@ from typing import Any, Protocol
 from services.common.deadlines import within
 from services.common.errors import UserError
 from services.common.loading.user_code import Call, calling, check_takes, load, told
+from services.common.loading.what_it_has import defined_at
 from services.common.printing.kinds import returned_kind
 from services.common.processes.daemon_threads import DaemonThreads
 from services.contracts import Question
@@ -116,7 +117,9 @@ class Toolbox:
         except _Away as away:
             raise TimeoutError(str(away)) from away
         if not isinstance(result, str):
-            raise UserError(f"rollout.tools.{name}: returned {returned_kind(result)}; expected a text")
+            tool = self._tools[name]
+            place = defined_at(tool.__call__ if isinstance(tool, type) else tool)
+            raise UserError(f"rollout.tools.{name}: returned {returned_kind(result)}; expected a text{place}")
         return result
 
     async def close(self, wait: bool = True) -> list[str]:

@@ -25,7 +25,7 @@ class Crowd:
         return seconds * self.trajectories / self.concurrency
 
     def remedy(self, section: str) -> str:
-        return f"{section}.concurrency ({self.concurrency} now) calls it from as many threads"
+        return f"{section}.concurrency ({self.concurrency} now) lets as many calls run at a time"
 
     def note(self, section: str, seconds: float, limit: float) -> str:
         """Of a search that lets them wait too long; "" of others. section: of the retriever; seconds: of one

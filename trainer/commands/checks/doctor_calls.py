@@ -20,6 +20,7 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.loading.user_code import ENDS, is_slip
+from services.common.names import nearest
 from services.common.printing.harmless import in_one_line
 from services.common.processes.patience import Patience
 from services.contracts import Question
@@ -51,6 +52,8 @@ REWARDS = [1.0, 0.0, 0.0, 1.0]
 OTHER_TEXTS = ("5", "2 + 3", '{"query": "Rome"}', "print(2 + 3)")
 """What a tool that raises for a question is asked beside a golden answer: such as calculators, tools that
 take JSON, and interpreters take."""
+CLOSING = {"aclose", "cleanup", "dispose", "quit", "shutdown", "stop", "teardown", "__aexit__", "__exit__"}
+"""Names under which others give back what an object holds."""
 SHOWN = 60
 """Characters of a question or an observation that are shown."""
 
@@ -169,8 +172,21 @@ def check_tool(
         if raised:
             advice = f"{raised}: a policy writes anything, and a tool that raises ends the run; return a text"
             return Finding(key, "note", seen, advice)
+        if advice := _never_closed(tool):
+            return Finding(key, "note", seen, advice)
         return Finding(key, "good", seen)
     raise AssertionError("the last text returns")
+
+
+def _never_closed(tool: Callable[..., object]) -> str:
+    """Of a class that has another method where a run looks for `close`; "" of others."""
+    if not isinstance(tool, type) or callable(getattr(tool, "close", None)):
+        return ""
+    own = {name for name in dir(tool) if not hasattr(object, name) and callable(getattr(tool, name))}
+    meant = next(iter(sorted(own & CLOSING)), None) or nearest("close", own)
+    if not meant:
+        return ""
+    return f"`{meant}` is never called: when a trajectory has ended a run calls `close`, plain or async"
 
 
 def check_metrics(key: str, path: str, function: StepMetrics, config: Config, question: Question) -> Finding:

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from services.common.errors import UserError
+from services.common.loading.user_code import is_async
 from services.contracts import Action, FinishReason, Observation, Question, Reading, Trajectory
 from trainer.commands.checks.crowd import Crowd
+from trainer.commands.checks.doctor_rows import Uneven, uneven_rows
 from trainer.commands.checks.findings import Finding, late, tried
 from trainer.config.schema import Config
 from trainer.data.named_columns import keys_of
@@ -31,6 +33,8 @@ SLOW_SECONDS = 30.0
 """Time for the rewards of a step from which on a note tells it."""
 MADE = Question("doctor", "In which country is Rome?", ("Italy",), "doctor")
 """Where there are no questions yet."""
+IN_TURN_SECONDS = 0.1
+"""A first call that is shorter says nothing of those beside it."""
 WRONG = "zzyzx"
 FOUND = "Rome\nRome is a town in Italy."
 LOOKED_AT = 100
@@ -51,15 +55,17 @@ def check_reward(config: Config, reward: Reward, after_tools: AfterTools | None 
     limit = config.reward.timeout_seconds
     key = "reward.timeout_seconds" if limit <= SECONDS else None
     most = config.reward.concurrency
-    began = time.monotonic()
     with closing(RewardCalls(reward, kind, min(limit, SECONDS), key=key, concurrency=most)) as calls:
-        earned = tried("reward.kind", kind, lambda: asyncio.run(calls.of(trajectories)))
-        seconds = (time.monotonic() - began) / math.ceil(len(trajectories) / most)
+        took = _Took(len(trajectories) - 1, most)
+        earned = tried("reward.kind", kind, lambda: _timed(calls, trajectories, took))
         told: dict[str, tuple[float, float]] | Finding = {}
         flat = not isinstance(earned, Finding) and len(set(earned)) == 1 and math.isfinite(earned[0])
         if after_tools and flat:
             pairs = after_tools(config, question)
             told = tried("reward.kind", kind, lambda: _earned_after(calls, pairs))
+        if not isinstance(earned, Finding) and (uneven := uneven_rows(config)):
+            again = tried("reward.kind", kind, lambda: _of_row(calls, uneven, config))
+            earned = again if isinstance(again, Finding) else earned
     if isinstance(earned, Finding) or isinstance(told, Finding):
         if calls.waits_for():
             late.append(kind)
@@ -81,7 +87,10 @@ def check_reward(config: Config, reward: Reward, after_tools: AfterTools | None 
     if by_tool and all(map(math.isfinite, by_tool)):  # the reward is of what the tool said
         right, wrong = by_tool
         searched, none = right, min(none, wrong)
-    notes = [*_notes(right, wrong, none, searched, needed, how), *_slow(config, seconds)]
+    notes = [
+        *_notes(right, wrong, none, searched, needed, how),
+        *_slow(config, took, is_async(inspect.unwrap(reward))),
+    ]
     if told and not by_tool:
         notes.append("calls of the tools changed nothing: a reward that reads what they say may need others")
     if config.reward.right_at is not None:
@@ -90,6 +99,51 @@ def check_reward(config: Config, reward: Reward, after_tools: AfterTools | None 
         notes.insert(0, line)
     advice = "; ".join(notes)
     return Finding("reward.kind", "note" if advice else "good", seen, advice)
+
+
+class _Took:
+    """How long the first call took, and the others, of which so many may run at a time."""
+
+    def __init__(self, others: int, most: int) -> None:
+        self._others = others
+        self._most = most
+        self.first = 0.0
+        self.rest = 0.0
+
+    @property
+    def of_one(self) -> float:
+        """Seconds of one call beside others."""
+        return max(self.first, self.rest / math.ceil(self._others / self._most))
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether calls that may run together waited for each other."""
+        return (
+            self._most > 1 and self.first > IN_TURN_SECONDS and self.rest > (self._others - 0.5) * self.first
+        )
+
+
+def _timed(calls: RewardCalls, trajectories: list[Trajectory], took: _Took) -> list[float]:
+    """What they earn: the first by itself, the others together."""
+    began = time.monotonic()
+    earned = asyncio.run(calls.of(trajectories[:1]))
+    took.first = time.monotonic() - began
+    earned += asyncio.run(calls.of(trajectories[1:]))
+    took.rest = time.monotonic() - began - took.first
+    return earned
+
+
+def _of_row(calls: RewardCalls, uneven: Uneven, config: Config) -> None:
+    """A right answer to a question that lacks a column which others have. Raises UserError."""
+    question = uneven.question
+    right = [answered(question.golden_answers[0] if question.golden_answers else WRONG)]
+    try:
+        asyncio.run(calls.of([trajectory("uneven", question, config.rollout.reading, [*right])]))
+    except UserError as error:
+        raise UserError(
+            f"{error}; a run ends when that row is drawn ({uneven}): fill the column, or read it by "
+            "`question.columns.get(name)`"
+        ) from error
 
 
 def _earned_after(
@@ -143,13 +197,20 @@ def _notes(
         yield f"a wrong answer earns as much as counts as right ({needed:g})"
 
 
-def _slow(config: Config, seconds: float) -> Iterator[str]:
-    """Where the rewards of a step take long. seconds: of one call."""
-    crowd = Crowd.of(config, config.reward.concurrency)
+def _slow(config: Config, took: _Took, awaited: bool) -> Iterator[str]:
+    """Where the rewards of a step take long. awaited: the function is `async`."""
+    in_turn = awaited and took.in_turn
+    crowd = Crowd.of(config, 1 if in_turn else config.reward.concurrency)
+    seconds = took.first if in_turn else took.of_one
     if (longest := crowd.waits(seconds)) > SLOW_SECONDS:
+        remedy = (
+            "it blocks its event loop, and all other calls with it: await what it waits for"
+            if in_turn
+            else crowd.remedy("reward")
+        )
         yield (
             f"a call took {seconds:.2g} s, so those of the {crowd.trajectories} trajectories of a step take "
-            f"{longest:.0f} s; {crowd.remedy('reward')}"
+            f"{longest:.0f} s; {remedy}"
         )
 
 

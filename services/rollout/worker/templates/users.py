@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from services.common.errors import UserError
 from services.common.loading.user_code import calling
+from services.common.loading.what_it_has import defined_at
 from services.common.printing.harmless import in_one_line
 from services.common.printing.kinds import returned_kind
 from services.contracts import ActionKind, Observation, Question
@@ -62,7 +63,7 @@ def _told(where: str, method: Callable[..., Any], check: Callable[[Any], Any]) -
         try:
             return check(returned)
         except _OtherForm as other:
-            raise UserError(f"{where}{of}: returned {other}") from None
+            raise UserError(f"{where}{of}: returned {other}{defined_at(method)}") from None
 
     return called
 
@@ -89,7 +90,9 @@ class _Ids:
 
     def of(self, returned: Any) -> list[int]:
         if isinstance(returned, str | bytes | Mapping) or not isinstance(returned, Iterable):
-            raise _OtherForm(f"{returned_kind(returned)}; expected {self._expected}")
+            chat = "; in chat form, self.encode(*in_chat(self.tokenizer, turns)) makes one"
+            makes = chat if isinstance(returned, Mapping) else ""
+            raise _OtherForm(f"{returned_kind(returned)}; expected {self._expected}{makes}")
         ids = []
         for at, one in enumerate(returned):
             if isinstance(one, bool) or not isinstance(one, Integral):
