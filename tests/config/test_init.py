@@ -45,7 +45,7 @@ def test_each_size_on_each_machine_is_a_configuration_without_a_remark(tmp_path,
     assert config.learner.gradient_checkpointing == (gpus > 0 and billions > 1)
     # As docs/gpu.md has it: 7B on four ranks, or one with adapters; each rank takes a GPU.
     assert (config.learner.lora is not None) == (billions == 7 and 0 < gpus < 8)
-    assert config.learner.ranks == (4 if gpus == 8 else 1)
+    assert config.learner.ranks == ((4 if billions == 7 else 2) if gpus == 8 else 1)
 
 
 def test_the_file_is_written_once_and_fits_the_model(run, files, tmp_path):

@@ -41,9 +41,14 @@ from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its
 from trainer.session.preflight.retrievers import check_index
 from trainer.session.preflight.sizes import parameter_count, parameters_by_config
 
-LARGE, HUGE = 1.0e9, 5.0e9
-"""Parameters from which a model trains with checkpointed activations, and from which it needs several ranks
-or adapters."""
+LARGE = 1.0e9
+"""Parameters from which a model trains with checkpointed activations."""
+CARD_GB, ROOM_GB, DIVIDED_ROOM_GB = 80, 64, 48
+"""What a card is taken to have, and what weights, gradients and optimiser may take of it: of one rank, and of
+one of several, which gathers layers whole beside them. Activations and buffers need the rest."""
+ONE_RANK, DIVIDED, OFFLOADED, WEIGHTS = 20, 18, 6, 2
+"""Bytes per parameter by docs/gpu.md: of one rank, of all ranks of ZeRO 3 together, of one rank without its
+optimiser, and of the weights alone."""
 
 LOOKED_AT = 100_000
 """Rows of a corpus that are read: some seconds."""
@@ -82,17 +87,37 @@ def fit(parameters: int, gpus: int) -> Fit:
     learner.append(f"tokens_per_microbatch: {32768 if parameters < LARGE else 16384}")
     if parameters >= LARGE:
         learner.append("gradient_checkpointing: true      # less memory, a third more computing")
-    if parameters >= HUGE and gpus >= 8:
-        learner += ["ranks: 4", "zero_stage: 3      # weights, gradients and optimiser divided over ranks"]
-    elif parameters >= HUGE:
+    ranks = ranks_needed(parameters)
+    # In turns the engine needs the other half of the card; otherwise as many cards are left for the workers.
+    in_turns = OFFLOADED * parameters <= ROOM_GB / 2 * 1e9
+    if not (in_turns if gpus == 1 else ranks == 1 or gpus >= 2 * ranks):
         learner[0] = "lr: 1.0e-5      # adapters take a higher rate"
-        learner.append("lora: {rank: 16, alpha: 32}      # all weights of this size need 8 GPUs")
+        why = f"all weights of this size need {2 * ranks} GPUs of {CARD_GB} GB"
+        learner.append(f"lora: {{rank: 16, alpha: 32}}      # {why}")
+        if WEIGHTS * parameters > ROOM_GB * 1e9:
+            held = f"{WEIGHTS * parameters / 1e9:.0f} GB"
+            learner.append(f"# its weights alone are {held}, more than such a card has room for")
+    elif ranks > 1 and gpus > 1:
+        learner += [
+            f"ranks: {ranks}      # {DIVIDED * parameters / ranks / 1e9:.0f} GB on each, and activations",
+            "zero_stage: 3      # weights, gradients and optimiser divided over ranks",
+        ]
     elif gpus >= 8:
-        learner += ["ranks: 4", "zero_stage: 3"]
+        learner.append(f"ranks: {gpus // 4}")
     if gpus == 1:
         learner.append("offload_optimizer: true      # the card is shared with the engine")
         rollout += ["share_gpus: true      # learner and engine take turns", "gpu_memory_utilization: 0.5"]
     return Fit(learner, rollout)
+
+
+def ranks_needed(parameters: int) -> int:
+    """Learner ranks on which all weights of a model are trained: 1, or as many as ZeRO 3 needs."""
+    if ONE_RANK * parameters <= ROOM_GB * 1e9:
+        return 1
+    ranks = 2
+    while DIVIDED * parameters / ranks > DIVIDED_ROOM_GB * 1e9:
+        ranks *= 2
+    return ranks
 
 
 def text_of(
@@ -131,7 +156,7 @@ def text_of(
         *(["  skip_bad: true"] if skip_bad and source.startswith("corpus") else []),
         "rollout:",
         *(f"  {line}" for line in machine.rollout),
-        f"  prompts_per_step: {16 if gpus else 4}",
+        f"  prompts_per_step: {16 * max(1, gpus // 4) if gpus else 4}",
         f"  group_size: {5 if gpus else 4}      # answers per question, compared with each other",
         *([] if gpus else PART_MARKS),
         "learner:",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -55,7 +55,47 @@ def _section(path: str, model: type[BaseModel]) -> Iterator[str]:
 
 def _key(key: str, field: FieldInfo) -> list[str]:
     text = textwrap.wrap(_words(field.description), WIDTH - 4)
+    text += textwrap.wrap(_accepted(field), WIDTH - 4)
     return [f"{key} (default: {_default(field)})", *(f"    {line}" for line in text)]
+
+
+def _accepted(field: FieldInfo) -> str:
+    """`Accepted: action, response, token.`, `Accepted: above 0.` or `Accepted: auto, a number.`; "" of a key
+    that takes any value of its kind."""
+    kinds = [field.annotation, *get_args(field.annotation)]
+    words = list(dict.fromkeys(word for kind in kinds for word in _words_of(kind)))
+    limits = _limits(one for of in (field.metadata, *map(_constraints, kinds)) for one in of)
+    if words and any(_plain(kind) in (int, float) for kind in kinds):
+        return f"Accepted: {', '.join(words)}, a number{f' {limits}' if limits else ''}."
+    said = ", ".join([*words, *([limits] if limits else [])])
+    return f"Accepted: {said}." if said else ""
+
+
+def _words_of(kind: Any) -> list[str]:
+    """Those that a Literal takes."""
+    if get_origin(kind) is not Literal:
+        return []
+    return [value if isinstance(value, str) else json.dumps(value) for value in get_args(kind)]
+
+
+def _plain(kind: Any) -> Any:
+    """The type without its constraints."""
+    return get_args(kind)[0] if _constraints(kind) else kind
+
+
+def _constraints(kind: Any) -> tuple[Any, ...]:
+    """Of an Annotated type."""
+    return getattr(kind, "__metadata__", ())
+
+
+def _limits(constraints: Iterable[Any]) -> str:
+    """`above 0`, `0 to 1`: of a number."""
+    names = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+    found = [one for constraint in constraints for one in (constraint, *getattr(constraint, "metadata", ()))]
+    bounds = {name: getattr(one, name) for one in found for name in names if hasattr(one, name)}
+    if {"ge", "le"} <= bounds.keys():
+        return f"{bounds['ge']:g} to {bounds['le']:g}"
+    return " and ".join(f"{word} {bounds[name]:g}" for name, word in names.items() if name in bounds)
 
 
 def _default(field: FieldInfo) -> str:

@@ -104,13 +104,31 @@ def _rows_of(path: Path, lines: list[bytes]) -> list[Row]:
     for number, line in enumerate(lines, 1):
         if (row := _row(line)) is None:
             no_row = f"{path}, line {number}: not a row of answers that `unspiral eval` writes"
-            raise UserError(f"{no_row}{_of_training(path, line)}")
+            raise UserError(f"{no_row}{_of_training(path, line) or _lacking(line)}")
         key = (row["key"], row["sample"])
         if key in seen:
             raise UserError(f"{path}, line {number}: {key[0]}, sample {key[1]}, comes a second time")
         seen.add(key)
         rows.append(row)
     return rows
+
+
+def _lacking(line: bytes) -> str:
+    """The end of a message about a line that is an object, and no row for want of keys."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return ""
+    if not isinstance(row, dict):
+        return ""
+    scores = row.get("scores")
+    lacking = [f"`{key}`" for key in _KEYS if key not in row]
+    lacking += [f"`scores.{m}`" for m in METRICS if isinstance(scores, dict) and m not in scores]
+    return f"; it lacks {', '.join(lacking)}" if lacking else ""
+
+
+_KEYS = ("key", "set", "sample", "question", "answer", "golden_answers", "searches", "scores")
+"""What a row has at least."""
 
 
 def _row(line: bytes) -> Row | None:

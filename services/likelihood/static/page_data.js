@@ -222,9 +222,9 @@
   U.PHASES = {
     unknown: "not enough has been seen to judge by",
     healthy: "no sign of a fall in likelihood or reward; a curve may slip within the limits",
-    stagnation: "it slips while reward still holds or rises",
+    stagnation: "likelihood slips while reward still holds or rises",
     decay: "earlier right answers lose likelihood",
-    acceleration: "they have lost much of it, or further signs agree",
+    acceleration: "earlier right answers have lost much likelihood, or further signs agree",
     collapsed: "reward under half of its best, or no finite gradient",
     recovering: "the fall has stopped",
   };
