@@ -100,8 +100,8 @@ def among(now, known):
     """What `now` has of what was known then; later versions know more."""
     if isinstance(known, dict):
         return {name: among(now[name], known[name]) for name in known}
-    if isinstance(known, list) and len(now) == len(known):
-        return [among(a, b) for a, b in zip(now, known, strict=True)]
+    if isinstance(known, list) and (len(now) == len(known) or all(isinstance(one, dict) for one in known)):
+        return [among(a, b) for a, b in zip(now, known, strict=False)]  # a rule may have further channels
     return now
 
 
