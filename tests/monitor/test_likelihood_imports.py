@@ -16,6 +16,7 @@ from services.common.errors import UserError
 from services.likelihood.cli import monitor_app
 from services.likelihood.exports.mirrors import TensorBoardMirror
 from services.likelihood.exports.run_files import read_run
+from services.likelihood.exports.tables import event_files
 
 
 def rules(found):
@@ -92,6 +93,14 @@ def in_parts(run):
         yield {"step": m["step"], "lr": 1e-6}
         yield {"step": m["step"], "entropy": m["entropy"]}
         yield {"step": m["step"], "reward/mean": m["reward/mean"]}
+
+
+def test_a_processs_tenth_file_of_events_is_younger_than_its_ninth(tmp_path):
+    ages = [(99, 11), (100, 9), (100, 10), (101, 0)]
+    names = [f"events.out.tfevents.{second}.host-2.77.{count}" for second, count in ages]
+    for name in reversed(names):
+        (tmp_path / name).touch()
+    assert [file.name for file in event_files(tmp_path)] == names
 
 
 @pytest.mark.parametrize("kind", ["events", "lines"])

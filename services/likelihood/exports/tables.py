@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,13 @@ def plain_columns(path: Path, columns: Sequence[str]) -> dict[str, str]:
 def event_files(path: Path) -> list[Path]:
     """TensorBoard's event files: the file itself, or those of a folder, oldest first."""
     if path.is_dir():
-        return sorted(file for file in path.iterdir() if EVENTS in file.name)
+        return sorted((file for file in path.iterdir() if EVENTS in file.name), key=_age)
     return [path] if EVENTS in path.name else []
+
+
+def _age(file: Path) -> list[tuple[str, int]]:
+    """Order of event files by name: second, host, process, a process's count of its files (`.9`, `.10`)."""
+    return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", file.name)]
 
 
 def rows_of_events(files: Iterable[Path]) -> list[tuple[int, dict[str, Any]]]:
