@@ -85,11 +85,12 @@ asyncio.run(work())
 @pytest.mark.parametrize("kind", SCRIPTS)
 def test_the_repetition_does_not_reach_the_handlers_of_before(kind, number):
     """As when an evaluation or a warm start has stopped and removes its files: the default would end the
-    process there."""
+    process there. What the suite was started to ignore (`nohup`, `&` in a script) is put back first."""
     body = "".join(f"    {line}\n" for line in SCRIPTS[kind].format(number=int(number)).splitlines())
     done = alone(f"""
-import asyncio, os, sys, time
+import asyncio, os, signal, sys, time
 from services.common.processes import signals
+signal.signal({int(number)}, signal.default_int_handler if {int(number)} == signal.SIGINT else signal.SIG_DFL)
 try:
 {body}
 except signals.Stopped as stopped:
