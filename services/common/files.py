@@ -97,9 +97,9 @@ def folder_written_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
         aside.mkdir()
         with held(aside):
             yield aside
-        readable_as_usual(aside)
-        if not (keep and path.exists()):
-            put_folder(aside, path, earlier=earlier, keep=keep)
+            readable_as_usual(aside)
+            if not (keep and path.exists()):
+                put_folder(aside, path, earlier=earlier, keep=keep)
         # Only now: where a process was killed between the two renames, it is all that was left of the name.
         remove_abandoned(path.parent, f".{path.name}.", ".old")
     finally:

@@ -11,10 +11,11 @@ import tempfile
 
 import pytest
 
-from services.common import scratch
+from services.common import files, scratch
 from services.common.files import folder_written_aside
 from services.common.scratch import left_behind, scratch_folder
 from trainer.commands.checks.leftovers import find_leftovers
+from trainer.learner import checkpoint
 from trainer.learner.checkpoint import written_aside
 
 HOLDS = """
@@ -88,6 +89,29 @@ def test_one_that_a_process_of_another_container_holds_is_none(temporary, monkey
     assert left_behind() == []
     kill(process)
     assert [str(left) for left in left_behind()] == [folder]
+
+
+@pytest.mark.parametrize(
+    ("module", "last", "write"),
+    [(files, "readable_as_usual", folder_written_aside), (checkpoint, "_sha256", written_aside)],
+    ids=["model", "checkpoint and export"],
+)
+def test_what_is_written_aside_is_held_until_it_has_its_name(temporary, monkeypatch, module, last, write):
+    """The checksums of gigabytes take minutes, in which a process of another container may begin."""
+    place = temporary / "models" / "b"
+    looked = []
+
+    def look(*given):
+        (aside,) = place.parent.iterdir()
+        looked.append(scratch._abandoned(aside, os.getpid()))
+        return finish(*given)
+
+    finish = getattr(module, last)
+    monkeypatch.setattr(scratch, "_is_there", lambda process: False)
+    monkeypatch.setattr(module, last, look)
+    with write(place) as aside:
+        (aside / "weights").write_text("y")
+    assert looked == [False] and (place / "weights").read_text() == "y"
 
 
 @pytest.mark.parametrize(

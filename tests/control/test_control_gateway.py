@@ -342,6 +342,19 @@ def test_without_a_control_plane_a_killed_attempts_address_is_not_announced(monk
     assert said == [(name, it.id, it.url, str(tmp_path.resolve())), (name, it.id)]
 
 
+def test_a_run_leaves_the_address_of_another_one_that_has_its_folders_name_by_now(tmp_path):
+    address = tmp_path / "control.json"
+    others = '{"run": "r", "url": "http://127.0.0.1:1", "pid": 1}'
+
+    async def run():
+        config = parse_config(CONFIG | {"control": {"host": "127.0.0.1", "port": 0}})
+        async with served(config, tmp_path, print):
+            address.write_text(others)
+
+    asyncio.run(run())
+    assert address.read_text() == others
+
+
 def test_the_last_worker_is_not_drained(tmp_path):
     drained = []
 

@@ -3,6 +3,7 @@ and nothing is written to another run's folder. Scripted steps on a real folder.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -10,10 +11,11 @@ import shutil
 
 import pytest
 from rich.console import Console
+from test_reliability_driver import Halting, watching
 from test_trainer_monitor_actions import Scripted, system
 from test_trainer_stopping import started
 
-from services.common.errors import EnvironmentLacks, UserError
+from services.common.errors import EnvironmentLacks, UnspiralError, UserError
 from trainer.learner.checkpoint import latest
 from trainer.loop.run.run_folder import RunFolder
 from trainer.session import run as runs
@@ -115,4 +117,22 @@ def test_a_lock_that_somebody_tidied_away_is_taken_again(tmp_path):
     with pytest.raises(UserError, match="in use by another running process"):
         other.open(resume=True)
     assert not made.folder.hold()
+    made.folder.close()
+
+
+@pytest.mark.parametrize("happens", [moved, moved_and_replaced, removed_and_replaced, shutil.rmtree])
+def test_a_run_that_gets_no_further_is_ended_also_where_its_folder_is_gone(tmp_path, happens):
+    made = system(tmp_path)
+
+    async def stuck(driver):
+        happens(tmp_path / "r")
+        await asyncio.get_running_loop().create_future()
+
+    driver = Halting(made, 3, stuck)
+    with pytest.raises(UnspiralError, match="no progress for"):
+        asyncio.run(watching(made, driver, 0.5))
+    if happens in (moved_and_replaced, removed_and_replaced):
+        assert [file.name for file in (tmp_path / "r").iterdir()] == ["metrics.jsonl"], "it is another run's"
+    else:
+        assert (made.folder.path / "stall.txt").is_file()
     made.folder.close()

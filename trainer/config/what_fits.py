@@ -43,7 +43,12 @@ def _without_wrong(raw: dict[str, Any], cause: BaseException | None) -> bool:
         return False
     places = {tuple(part for part in one["loc"] if part not in UNION_TAGS) for one in cause.errors()}
     # Of a list the last one first, so that the places of the others stay.
-    return bool(places) and all([_take_out(raw, place) for place in sorted(places, key=repr, reverse=True)])
+    return bool(places) and all([_take_out(raw, place) for place in sorted(places, key=_order, reverse=True)])
+
+
+def _order(place: tuple[Any, ...]) -> list[str]:
+    """Place 10 of a list stands behind place 9."""
+    return [f"{part:09}" if isinstance(part, int) else str(part) for part in place]
 
 
 def _take_out(raw: dict[str, Any], place: tuple[Any, ...]) -> bool:

@@ -83,20 +83,20 @@ def written_aside(path: Path, known: Mapping[str, dict[str, Any]] | None = None)
         aside.mkdir()
         with held(aside):
             yield aside
-        files = sorted(f for f in aside.rglob("*") if f.is_file())
-        manifest = dict(known or {})
-        for f in files:
-            if (name := str(f.relative_to(aside))) not in manifest:
-                manifest[name] = {"bytes": f.stat().st_size, "sha256": _sha256(f)}
-        write_json(aside / MANIFEST, {"files": manifest}, indent=1, sort_keys=True)
-        readable_as_usual(aside)
-        # All of it, before the rename: after a power cut a name may be there without what it names.
-        for f in [*files, aside / MANIFEST, *(d for d in aside.rglob("*") if d.is_dir()), aside]:
-            sync(f)
-        old = _earlier(path) if _NAME.match(path.name) else aside.with_name(aside.name + "-old")
-        if os.path.lexists(path):
-            _remove(old)
-        put_folder(aside, path, earlier=old)
+            files = sorted(f for f in aside.rglob("*") if f.is_file())
+            manifest = dict(known or {})
+            for f in files:
+                if (name := str(f.relative_to(aside))) not in manifest:
+                    manifest[name] = {"bytes": f.stat().st_size, "sha256": _sha256(f)}
+            write_json(aside / MANIFEST, {"files": manifest}, indent=1, sort_keys=True)
+            readable_as_usual(aside)
+            # All of it, before the rename: after a power cut a name may be there without what it names.
+            for f in [*files, aside / MANIFEST, *(d for d in aside.rglob("*") if d.is_dir()), aside]:
+                sync(f)
+            old = _earlier(path) if _NAME.match(path.name) else aside.with_name(aside.name + "-old")
+            if os.path.lexists(path):
+                _remove(old)
+            put_folder(aside, path, earlier=old)
         sync(path.parent)
         _remove(old)
         # Of a process that was killed before it had removed its own.

@@ -21,7 +21,7 @@ from retriever_service.refusals import detail_of
 from services.common.counting import counted
 from services.common.deadlines import within
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.files import write_json
+from services.common.files import hints, write_json
 from services.common.printing.messages import said_by
 from services.common.redaction import address_without_secrets
 from services.common.runs.paths import CONTROL
@@ -266,15 +266,16 @@ async def served(config: Config, folder: Path, say: Callable[[str], None]) -> As
         return
     server = await asyncio.to_thread(serve_in_thread, control, config.control, say, control.id)
     control.url = server.url
+    about = {"run": config.run.name, "url": server.url, "pid": os.getpid(), "host": socket.gethostname()}
     try:
-        about = {"run": config.run.name, "url": server.url, "pid": os.getpid(), "host": socket.gethostname()}
         write_json(address, about)
         yield control
     finally:
         control.ending = True
         await control.stop_tasks()
         try:
-            address.unlink(missing_ok=True)
+            if hints(address) == about:  # a run that has taken the folder's name has its own there
+                address.unlink(missing_ok=True)
         except OSError as error:  # and must not hide why the run ended
             say(f"warning: {address} stays: {error.strerror}")
         await asyncio.to_thread(server.stop)

@@ -80,8 +80,8 @@ class Watchdog:
                 return
 
     def _tell(self, quiet: float) -> None:
-        """Report what each part waits for. A part that cannot be asked, or a full disk, does not keep the run
-        from being ended."""
+        """Report what each part waits for. A part that cannot be asked, a full disk, or a folder that is
+        gone, does not keep the run from being ended."""
         folder = self.driver.system.folder
         try:
             text = self.report(quiet)
@@ -92,6 +92,7 @@ class Watchdog:
             )
         self.driver.progress.say(text)
         try:
+            folder.hold()  # another run may have its name by now
             write_atomically(folder.path / "stall.txt", text + "\n")
             folder.event(
                 "stalled",
@@ -100,7 +101,7 @@ class Watchdog:
                 seconds=round(quiet, 1),
                 report="stall.txt",
             )
-        except OSError as e:
+        except (OSError, UnspiralError) as e:
             self.driver.progress.say(f"{folder.path / 'stall.txt'} cannot be written: {e}")
 
     def _end(self, quiet: float) -> None:

@@ -50,8 +50,8 @@ def check_files(path: Path, config: Config) -> Iterator[Finding]:
 
 
 def _model(path: Path, config: Config, value: str) -> Iterator[Finding]:
-    """A model that is no folder in the right form, or whose checkpoints have no room. One that a run fetches
-    or makes is told of no further."""
+    """A model that is no folder in the right form, whose weights are not whole, or whose checkpoints have no
+    room. One that a run fetches or makes is told of no further."""
     folder = Path(value).expanduser()
     if models.is_there(value) and not folder.exists():
         return
@@ -63,6 +63,8 @@ def _model(path: Path, config: Config, value: str) -> Iterator[Finding]:
         return
     try:
         check_disk(config, trained_count(config, folder))
+    except UserError as torn:
+        yield Finding("model.path", "bad", value, str(torn).removeprefix("model.path: "))
     except EnvironmentLacks as lack:
         yield Finding("run.dir", "bad", config.run.dir, str(lack).removeprefix("run.dir: "))
 

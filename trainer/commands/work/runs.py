@@ -95,7 +95,7 @@ def train(
     settings = load_config(config, overrides or [])
     try:
         with looked_for(config, settings), prints_aside(as_json):
-            if resume is None and not allow_changed:  # a resumed run has its folder
+            if resume is None:  # a resumed run has its folder
                 refuse_used(settings.run_dir)  # before what takes seconds to load
                 named_files.check_named_files(settings)
             check_gpus_here(settings)

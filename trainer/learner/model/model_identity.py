@@ -128,22 +128,31 @@ def _digest(path: Path) -> str:
 
 def _safetensors(file: Path) -> Iterator[tuple[str, bytes]]:
     """Raises UserError for a file that is none, or was cut short."""
-    room = file.stat().st_size - 8
+    header, first = read_header(file)
+    room = file.stat().st_size - first
+    with _whole(file, "safetensors"):
+        with file.open("rb") as handle:
+            for name, entry in header.items():
+                begin, end = entry["data_offsets"]
+                if not 0 <= begin <= end <= room:
+                    raise ValueError(f"{name} lies beyond the end of the file")
+                size = min(SAMPLE_BYTES, end - begin)
+                handle.seek(first + begin + (end - begin - size) // 2)
+                yield f"{name} {entry['dtype']} {entry['shape']}", handle.read(size)
+
+
+def read_header(file: Path) -> tuple[dict[str, Any], int]:
+    """What a safetensors file says of each of its tensors, by name, and the byte at which the first one
+    begins. Raises UserError for a file that is none, or that ends before them."""
+    size = file.stat().st_size
     with _whole(file, "safetensors"):
         with file.open("rb") as handle:
             length = int.from_bytes(handle.read(8), "little")
-            if length > room:
-                raise ValueError(f"a header of {length:,} bytes in a file of {room + 8:,}")
-            header = json.loads(handle.read(length))
-            for name, entry in header.items():
-                if name == "__metadata__":
-                    continue
-                begin, end = entry["data_offsets"]
-                if not 0 <= begin <= end <= room - length:
-                    raise ValueError(f"{name} lies beyond the end of the file")
-                size = min(SAMPLE_BYTES, end - begin)
-                handle.seek(8 + length + begin + (end - begin - size) // 2)
-                yield f"{name} {entry['dtype']} {entry['shape']}", handle.read(size)
+            if length > size - 8:
+                raise ValueError(f"a header of {length:,} bytes in a file of {size:,}")
+            header = dict(json.loads(handle.read(length)).items())
+    header.pop("__metadata__", None)
+    return header, 8 + length
 
 
 @contextmanager

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from services.common.users_files import load_object, reading
 from trainer.config.learner import LoRASettings
+from trainer.learner.model.model_identity import read_header
 
 
 def parameter_count(model: Path) -> int:
-    """Parameters of a Hugging Face folder."""
+    """Parameters of a Hugging Face folder. Raises UserError where a file of its weights is not whole."""
     return sum(math.prod(shape) for _, shape in _shapes(model))
 
 
@@ -36,7 +36,8 @@ def parameters_by_config(model: Path) -> int | None:
 
 
 def adapter_count(model: Path, lora: LoRASettings) -> int:
-    """Parameters of the adapters that `learner.lora` puts beside a model's layers."""
+    """Parameters of the adapters that `learner.lora` puts beside a model's layers. Raises UserError as
+    `parameter_count` does."""
     return sum(lora.rank * sum(shape) for name, shape in _shapes(model) if _gets_adapter(name, shape, lora))
 
 
@@ -52,8 +53,5 @@ def _gets_adapter(name: str, shape: list[int], lora: LoRASettings) -> bool:
 def _shapes(model: Path) -> Iterator[tuple[str, list[int]]]:
     """Names and shapes of a folder's tensors, from the headers of its safetensors files."""
     for file in sorted(model.glob("*.safetensors")):
-        with open(file, "rb") as f:
-            header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                yield name, entry["shape"]
+        for name, entry in read_header(file)[0].items():
+            yield name, entry["shape"]
