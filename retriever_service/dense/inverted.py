@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from retriever_service.dense.learning import learn
-from retriever_service.dense.lists import write_lists
+from retriever_service.dense.lists import plain_type, write_lists
 from retriever_service.dense.search import INDEX_FILE, import_faiss, made_of
 from services.common.files import move, written_aside
 
@@ -59,6 +59,7 @@ def write_inverted(
         return
     scratch.mkdir(exist_ok=True)
     trained = scratch / _TRAINED
+    made = plain_type(faiss, made)
     with made_of(kind, f"{count:,} vectors"):
         if not trained.is_file():
             learn(made, _sample(vectors, count, made.nlist * rows_per_list, seed))

@@ -3,6 +3,9 @@
 `lists.ivfdata` has list after list, of each the codes and then the rows (int64), as FAISS's own lists on disk
 have them. `lists.sizes` has the number of entries of each, int64. FAISS's own form keeps the absolute path of
 the lists in the index, so that a folder that is moved could not be opened.
+
+Fast scans (`PQ256x4fs`, product quantisers of 4 bits, 32 codes per instruction) need the codes of a list
+interleaved, which FAISS has in memory alone. On the disk they lie as those of the plain type.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from retriever_service.errors import IndexInvalid
 LISTS_FILE = "lists.ivfdata"
 SIZES_FILE = "lists.sizes"
 _ROW_BYTES = 8
+_FAST_BITS = 4
+"""Of a number of a product quantiser's code, in a fast scan."""
 
 
 def has_lists(index: Path) -> bool:
@@ -44,6 +49,33 @@ def attach(faiss: Any, index: Any, path: Path) -> None:
     index.replace_invlists(mapped, True)
     mapped.this.disown()
     index.ntotal = int(sizes.sum())
+
+
+def plain_type(faiss: Any, made: Any) -> Any:
+    """The empty index whose codes lie on the disk: the plain type of one for fast scans, otherwise itself."""
+    if not isinstance(made, faiss.IndexIVFPQFastScan):
+        return made
+    quantiser = made.pq
+    plain = faiss.IndexIVFPQ(
+        made.quantizer, made.d, made.nlist, quantiser.M, quantiser.nbits, made.metric_type
+    )
+    for name in ("by_residual", "quantizer_trains_alone", "cp"):
+        setattr(plain, name, getattr(made, name))
+    plain.referenced_objects = [made]  # whose quantiser it uses
+    return plain
+
+
+def scanned_fast(faiss: Any, index: Any) -> Any:
+    """For fast scans: lists of 4 bits per number, interleaved in memory; `index` loses them. Another index is
+    returned as it is."""
+    if not isinstance(index, faiss.IndexIVFPQ) or index.pq.nbits != _FAST_BITS:
+        return index
+    fast = faiss.IndexIVFPQFastScan(index)  # it keeps `index`, whose quantiser it uses
+    fast.nprobe = index.nprobe
+    none = faiss.ArrayInvertedLists(index.nlist, index.code_size)
+    index.replace_invlists(none, True)
+    none.this.disown()
+    return fast
 
 
 def write_lists(faiss: Any, parts: list[Any], folder: Path) -> None:

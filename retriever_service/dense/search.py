@@ -16,7 +16,7 @@ import numpy as np
 from retriever_service.dense import exact
 from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
 from retriever_service.dense.exact import ExactVectors
-from retriever_service.dense.lists import attach, has_lists
+from retriever_service.dense.lists import attach, has_lists, scanned_fast
 from retriever_service.dense.on_device import DeviceSearch, OnDevice, devices_of
 from retriever_service.errors import IndexInvalid
 from retriever_service.index_folder.description import IndexSettings
@@ -48,6 +48,7 @@ def open_faiss(path: Path):
         )
     if has_lists(path):
         attach(faiss, index, path)
+        return scanned_fast(faiss, index)
     return index
 
 

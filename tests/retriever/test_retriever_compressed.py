@@ -4,22 +4,25 @@ memory, and gone on with after a kill. Vectors are made (benchmarks/made_vectors
 from __future__ import annotations
 
 import json
+import mmap
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from places import ROOT
 
 from benchmarks.made_vectors import Made, blocks, write_flat
-from retriever_service.dense import build, inverted
+from retriever_service.dense import build, exact, inverted
 from retriever_service.dense.build import make_type
 from retriever_service.dense.exact import FILE as EXACT
 from retriever_service.dense.exact import ExactVectors
 from retriever_service.dense.inverted import write_inverted
+from retriever_service.dense.lists import attach
 from retriever_service.dense.search import DenseRanker, open_faiss, set_search_effort
 from retriever_service.errors import IndexInvalid
 from retriever_service.index_folder.description import verify
@@ -83,6 +86,7 @@ def convert(published: Path, out: Path, kind: str = "IVF,SQ8", **options):
     [
         ("IVF,SQ8", "float16", 0.85),
         ("IVF,SQ4", "float32", 1.3),
+        ("IVF_HNSW32,PQ32x4fsr", "float16", 0.75),
         ("SQ8", "float16", 0.8),
     ],
 )
@@ -103,6 +107,45 @@ def test_recall_of_the_exact_search_is_kept(tmp_path, published, questions, trut
         assert [score for _, score in one] == sorted((score for _, score in one), reverse=True)
     size = sum(path.stat().st_size for path in (tmp_path / "c/dense").iterdir())
     assert size < share * (published / "e5_Flat.index").stat().st_size
+
+
+@pytest.mark.parametrize(("kind", "residual"), [("IVF,PQ32x4fsr", True), ("IVF,PQ32x4fs", False)])
+def test_fast_scans_are_of_codes_that_lie_on_the_disk_as_those_of_the_plain_type(
+    tmp_path, published, questions, kind, residual
+):
+    convert(published, tmp_path / "c", kind)
+    place = tmp_path / "c/dense/faiss.index"
+    plain = faiss.read_index(str(place))
+    assert type(plain) is faiss.IndexIVFPQ and plain.by_residual is residual
+    attach(faiss, plain, place)
+    fast = open_faiss(place)
+    assert type(fast) is faiss.IndexIVFPQFastScan and fast.ntotal == COUNT
+    found = []
+    for index in (plain, fast):
+        set_search_effort(index, 32, None)
+        found.append(index.search(questions, 30)[1].tolist())
+    shared = [len({*a} & {*b}) / 30 for a, b in zip(*found, strict=True)]
+    assert np.mean(shared) > 0.9, "a fast scan rounds its tables, no more"
+
+
+def test_the_rows_that_are_scored_again_are_asked_of_the_disk_before_they_are_read(tmp_path, monkeypatch):
+    asked = []
+
+    class Told(mmap.mmap):
+        def madvise(self, advice, begin, length):
+            asked.append((advice, begin, length))
+            super().madvise(advice, begin, length)
+
+    monkeypatch.setattr(exact, "mmap", SimpleNamespace(**vars(mmap) | {"mmap": Told}))
+    rows = np.random.default_rng(0).standard_normal((200, 300), np.float32)
+    (tmp_path / exact.FILE).write_bytes(rows.tobytes())
+    vectors = exact.ExactVectors(tmp_path / exact.FILE, "float32", 300, 200)
+    found = vectors.best(rows[7], np.array([150, 7, -1, 199]), 2)
+    assert found[0] == (7, pytest.approx(rows[7] @ rows[7])) and len(found) == 2
+    width = 4 * 300
+    for (advice, begin, length), row in zip(asked, (7, 150, 199), strict=True):
+        assert advice == mmap.MADV_WILLNEED and begin % mmap.PAGESIZE == 0
+        assert row * width - begin < mmap.PAGESIZE and begin + length == (row + 1) * width
 
 
 def test_without_exact_scores_the_same_lists_keep_less(tmp_path, published, questions, truth):
