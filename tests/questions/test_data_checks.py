@@ -41,15 +41,18 @@ def index(tmp_path, run):
 
 def test_a_corpus_is_told_from_questions_and_its_faults_are_counted(run, tmp_path):
     rows = [*CORPUS, {"id": "3", "contents": CORPUS[0]["contents"]}, {"id": "4", "contents": "cafÃ© au lait"}]
-    file = jsonl(tmp_path / "corpus.jsonl", [*rows, {"id": "5", "contents": ""}])
+    rows += [{"id": "5", "contents": ""}, {"id": "6", "contents": '"Towers"\n'}]
+    file = jsonl(tmp_path / "corpus.jsonl", rows)
     status, out, err = run("data", "validate", file)
     assert (status, err) == (0, "")
     assert out.splitlines() == [
         f"{file}, line 4: the passage '3' has the text of {file}, line 1",
         f"{file}, line 5: the text looks like UTF-8 that was read as another encoding",
         f"{file}, line 6: the passage '5' is empty",
-        f"{file}: a corpus of 6 passages",
+        f"{file}, line 7: the passage '6' has a title and no text",
+        f"{file}: a corpus of 7 passages",
         "1 passage is empty",
+        "1 passage has a title and no text",
         "1 passage looks like UTF-8 that was read as another encoding",
         "1 passage has the text of another one",
     ]

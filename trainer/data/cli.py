@@ -219,6 +219,7 @@ def _validate_corpus(path: Path, told: dict[str, Any], keys: CorpusKeys = NO_COR
         typer.echo(f"{said}; {NULL_IS_EMPTY.format('retriever')}")
     for count, what in (
         (report.empty, ("passage is empty", "passages are empty")),
+        (report.title_alone, ("passage has a title and no text", "passages have a title and no text")),
         (report.odd, (f"passage looks {ODDLY}", f"passages look {ODDLY}")),
         (
             report.long,

@@ -21,6 +21,7 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.records import read_records
 from services.common.records.columns import QUESTION, plain_name
+from services.likelihood.metrics.text_metrics import is_blank
 from trainer.data.columns import ANSWERS, PROMPT, REWARD
 from trainer.data.questions import ODD
 
@@ -37,6 +38,7 @@ class CorpusReport:
     problems: list[str] = field(default_factory=list)
     malformed: int = 0
     empty: int = 0
+    title_alone: int = 0
     odd: int = 0
     no_value: int = 0
     """Passages whose text, title or id is what tables hold where there is nothing, such as NULL."""
@@ -154,6 +156,9 @@ def validate_corpus(
         if not row.contents.strip():
             report.empty += 1
             note(f"{place}: the passage {row.id!r} is empty", report.empty)
+        elif is_blank(row.contents):
+            report.title_alone += 1
+            note(f"{place}: the passage {row.id!r} has a title and no text", report.title_alone)
         if row.placed and not numbers:
             report.no_id += 1
             note(f"{place}: {no_id(row.id)}", report.no_id)
