@@ -121,16 +121,19 @@ def put_folder(made: Path, place: Path, *, earlier: Path, keep: bool = False) ->
 
     At each moment a whole folder has one of both names.
     """
-    if os.path.lexists(place):  # also a link that leads nowhere, over which no folder can be renamed
-        os.rename(place, earlier)
-    try:
-        os.rename(made, place)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        if not keep:  # and another process has put one there in between
-            os.rename(place, earlier)
+    while not (keep and place.exists()):
+        if os.path.lexists(place):  # also a link that leads nowhere, over which no folder can be renamed
+            with contextlib.suppress(FileNotFoundError):  # another process has taken it away in between
+                os.rename(place, earlier)
+        try:
             os.rename(made, place)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        # Another process has put one there in between. What stood there before is of no more use.
+        if earlier != made:
+            shutil.rmtree(earlier, ignore_errors=True)
 
 
 def move(source: Path, target: Path) -> None:
