@@ -231,13 +231,13 @@ def hints(path: Path) -> dict[str, Any]:
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file of JSON lines; none where there is no file. A line that was cut off by a kill is
-    left out."""
+    """The records of a file of JSON lines; none where there is no file. A line that was cut off by a kill, or
+    is no JSON for another reason, is left out."""
     if not path.exists():
         return []
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             records.append(json.loads(line))
     return [record for record in records if isinstance(record, dict)]
 
@@ -249,7 +249,7 @@ def keep_json_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> Non
         return
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
             if wanted(json.loads(line)):
                 kept.append(line + "\n")
     write_atomically(path, "".join(kept))
