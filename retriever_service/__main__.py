@@ -13,6 +13,7 @@ import typer
 from retriever_service.cli import index_app
 from retriever_service.serve import serve_retriever
 from services.common.errors import UnspiralError
+from services.common.printing.harmless import print_whatever_comes
 from services.common.printing.help_pages import in_house_style
 
 app = typer.Typer(help="A retrieval service that speaks Search-R1's interface.", no_args_is_help=True)
@@ -21,6 +22,7 @@ app.command("serve")(serve_retriever)
 
 
 def main() -> None:
+    print_whatever_comes()
     try:
         in_house_style(typer.main.get_command(app))()
     except UnspiralError as error:

@@ -23,6 +23,7 @@ from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.printing.completed import kept_in, one_of
 from services.common.printing.console import Console
+from services.common.printing.harmless import harmless
 from services.common.printing.help_pages import CORPUS, INDEX
 from services.common.progress import progress_on
 from services.common.records.columns import SUCH_AS
@@ -441,6 +442,6 @@ def search(
         _out.print("no passage matches")
     for one in found:
         title, _, text = one["contents"].partition("\n")
-        heading = f"{one['rank']}. {title}  (id {one['id']}, score {one['score']:.3f})"
+        heading = harmless(f"{one['rank']}. {title}  (id {one['id']}, score {one['score']:.3f})")
         _out.print(heading, style="bold", markup=False, highlight=False)
-        _out.print(f"   {text}", markup=False, highlight=False)
+        _out.print(f"   {harmless(text)}", markup=False, highlight=False)

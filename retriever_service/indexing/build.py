@@ -41,6 +41,7 @@ from retriever_service.indexing.workplace import (
     useless_removed,
     work_folder,
 )
+from services.common.answers import clean_text
 from services.common.counting import size_of
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import followed
@@ -224,7 +225,7 @@ class Build:
         description = {
             "format": format_of(key["settings"]),
             "backend": key["backend"],
-            "corpus": str(self.corpus.resolve()),
+            "corpus": clean_text(str(self.corpus.resolve())),  # a name may be no UTF-8
             "corpus_sha256": key["corpus_sha256"],
             "corpus_bytes": corpus_bytes(self.corpus),
             "passages": state.passages,

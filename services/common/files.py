@@ -121,16 +121,19 @@ def put_folder(made: Path, place: Path, *, earlier: Path, keep: bool = False) ->
 
     At each moment a whole folder has one of both names.
     """
-    if os.path.lexists(place):  # also a link that leads nowhere, over which no folder can be renamed
-        os.rename(place, earlier)
-    try:
-        os.rename(made, place)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        if not keep:  # and another process has put one there in between
-            os.rename(place, earlier)
+    while not (keep and place.exists()):
+        if os.path.lexists(place):  # also a link that leads nowhere, over which no folder can be renamed
+            with contextlib.suppress(FileNotFoundError):  # another process has taken it away in between
+                os.rename(place, earlier)
+        try:
             os.rename(made, place)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        # Another process has put one there in between. What stood there before is of no more use.
+        if earlier != made:
+            shutil.rmtree(earlier, ignore_errors=True)
 
 
 def move(source: Path, target: Path) -> None:
@@ -228,13 +231,13 @@ def hints(path: Path) -> dict[str, Any]:
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file of JSON lines; none where there is no file. A line that was cut off by a kill is
-    left out."""
+    """The records of a file of JSON lines; none where there is no file. A line that was cut off by a kill, or
+    is no JSON for another reason, is left out."""
     if not path.exists():
         return []
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             records.append(json.loads(line))
     return [record for record in records if isinstance(record, dict)]
 
@@ -246,7 +249,7 @@ def keep_json_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> Non
         return
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
             if wanted(json.loads(line)):
                 kept.append(line + "\n")
     write_atomically(path, "".join(kept))

@@ -22,6 +22,7 @@ from services.common.runs.paths import (
     last_step,
     no_run_in,
     run_folder,
+    runs_below,
     written_at,
 )
 from services.control.records import RunStatus
@@ -100,7 +101,7 @@ def is_of(run: Path, status: RunStatus) -> bool:
 
 
 def _running_one(runs: Path = RUNS) -> Place:
-    folders = [f for f in runs.iterdir() if is_run(f)] if runs.is_dir() else []
+    folders = runs_below(runs)
     going = [f for f in folders if _address(f) is not None]
     if not going:
         there = (

@@ -59,19 +59,25 @@ def test_a_row_that_lacks_the_column_of_others_is_found_before_it_is_drawn(tmp_p
     )
 
 
+def test_a_row_is_found_behind_others_that_lack_another_column(tmp_path):
+    settings = config(tmp_path, [*(row(n, level=1) for n in range(4)), row(9, other=1)])
+    found = check_reward(settings, _UsersReward("mine:leveled", leveled))
+    assert found.level == "bad" and "question q9 has no other column `level`" in found.advice
+
+
 def test_a_key_within_a_column_counts_as_one(tmp_path):
     rows = [row(0, extra_info={"index": 3}), row(1, extra_info={"split": "train"})]
     settings = config(tmp_path, rows)
-    assert uneven_rows(settings).lacking == ("extra_info.split",)
+    assert [one.lacking for one in uneven_rows(settings)] == [("extra_info.split",), ("extra_info.index",)]
     found = check_reward(settings, _UsersReward("mine:of_extra_info", of_extra_info))
-    assert found.level == "good", "the first question lacks nothing that the reward reads"
-    turned = config(tmp_path, [row(0, extra_info={"index": 3, "split": "a"}), rows[1]])
-    found = check_reward(turned, _UsersReward("mine:of_extra_info", of_extra_info))
     assert found.level == "bad" and "KeyError: 'index'" in found.advice
+    turned = config(tmp_path, [rows[0], row(1, extra_info={"index": 4, "split": "train"})])
+    found = check_reward(turned, _UsersReward("mine:of_extra_info", of_extra_info))
+    assert found.level == "good", "what the first question lacks is not read"
 
 
 def test_rows_alike_and_a_reward_that_asks_carefully_are_no_matter(tmp_path):
-    assert uneven_rows(config(tmp_path, [row(n, level=n) for n in range(3)])) is None
+    assert uneven_rows(config(tmp_path, [row(n, level=n) for n in range(3)])) == []
     careful = lambda t: float("Ann" in t.model_text) * t.question.columns.get("level", 1)  # noqa: E731
     uneven = config(tmp_path, [row(0, level=1), row(1)])
     assert check_reward(uneven, _UsersReward("mine:careful", careful)).level == "good"

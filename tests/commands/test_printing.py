@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_line import run  # noqa: F401
+from places import ROOT
 from rich.table import Table
 
 from retriever_service.indexing.build import build_index
@@ -151,3 +153,22 @@ def test_a_passage_that_is_found_is_one_line_in_a_pipe(tmp_path):
 
 def test_the_tests_find_the_program_on_the_path():
     assert shutil.which("unspiral")
+
+
+@pytest.mark.parametrize("locale", [{"LC_ALL": "C.UTF-8"}, {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}])
+def test_a_name_that_the_locale_cannot_print_ends_no_command(tmp_path, locale):
+    """A folder's name that is no UTF-8, also on a machine with another encoding."""
+    folder = tmp_path / "runs" / os.fsdecode(b"caf\xe9")
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+    strict = {"PYTHONUTF8": "0", "PYTHONIOENCODING": ":strict", "PYTHONPATH": str(ROOT)}
+    for words in (["runs"], ["report", folder, "-o", "report.html"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "trainer", *words],
+            cwd=tmp_path,
+            env=os.environ | strict | locale,
+            capture_output=True,
+            timeout=120,
+        )
+        assert (done.returncode, done.stderr) == (0, b""), words
+    assert "\ufffd" in (tmp_path / "report.html").read_text(encoding="utf-8")

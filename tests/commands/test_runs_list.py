@@ -1,5 +1,6 @@
 """`unspiral runs`: what somebody finds who comes back after a night of runs."""
 
+import contextlib
 import json
 import os
 
@@ -7,6 +8,7 @@ import pytest
 from command_line import run  # noqa: F401
 
 from services.common.files import lock
+from services.common.runs.paths import RUNS, newest_run
 from trainer.config.schema import parse_config
 from trainer.loop.run.run_folder import RunFolder
 
@@ -97,3 +99,73 @@ def test_where_there_is_no_run_the_line_says_where_runs_go(run, folder):
         f"unspiral: runs: there is no run in {folder.absolute()}; runs go to run.dir/run.name, by default "
         "runs/NAME\n"
     )
+
+
+def test_a_run_with_damaged_records_hides_no_other(run, folder):
+    made(folder / "good", 300, steps=20, exit=0, em_after=0.875)
+    deep = made(folder / "deep", 200, steps=3)
+    with (deep / "metrics.jsonl").open("a") as metrics:
+        metrics.write("[" * 100_000 + "\n")
+    odd = made(folder / "odd", 100, steps=3, exit="zero", em_after="high")
+    with (odd / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": "four", "phase": {"a": 1}, "reward/mean": "much"}\n')
+    status, out, err = run("runs")
+    assert (status, err) == (0, "")
+    lines = [line.rsplit("  ", 1)[0].split("  ") for line in out.splitlines()[1:]]
+    assert [[cell.strip() for cell in line if cell.strip()] for line in lines] == [
+        ["runs/odd", "cut off", "4/20", "0.300", "0.250", "-"],
+        ["runs/deep", "cut off", "3/20", "0.300", "0.250", "healthy"],
+        ["runs/good", "ended", "20/20", "2.000", "0.875", "healthy"],
+    ]
+
+
+def test_no_name_acts_on_the_terminal(run, folder):
+    made(folder / "\x1b[31mred\u202e", 300, steps=1, exit="\x1b[2J")
+    status, out, _ = run("runs")
+    assert status == 0 and "\x1b" not in out and "\u202e" not in out
+    assert "runs/\ufffd[31mred\ufffd" in out and "failed (\ufffd[2J)" in out
+
+
+@contextlib.contextmanager
+def another_user():
+    """One that may read what all may. Root reads everything, and sets its own mode aside."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+def test_what_others_keep_to_themselves_hides_no_run(run, folder):
+    folder.parent.chmod(0o755)
+    made(folder / "mine", 300, steps=20, exit=0)
+    made(folder / "locked", 200, steps=3).chmod(0)
+    (made(folder / "half", 100, steps=3) / "metrics.jsonl").chmod(0)
+    with another_user():
+        status, out, err = run("runs")
+        newest = newest_run(RUNS)
+    (folder / "locked").chmod(0o700)
+    assert (status, err) == (0, "")
+    states = [line.split("  ")[:2] for line in out.splitlines()[1:]]
+    assert states == [["runs/half", "not readable"], ["runs/mine", "ended"]]
+    assert newest.name == "half"
+
+
+@pytest.mark.parametrize(
+    ("config", "planned"),
+    [
+        ("trainer:\n  steps: 7\n", 7),
+        ("a: 1\ntrainer:\n\n  # of all\n  lr: 1\n  steps: 7\nrun:\n  steps: 8\n", 7),
+        ("trainer: {steps: 7}\n", 7),
+        ("run:\n  trainer:\n    steps: 8\n", None),
+        ("trainer:\n  steps: [\n", None),
+        ("trainer: 5", None),
+        ("trainer:", None),
+    ],
+)
+def test_the_steps_that_are_planned(run, folder, config, planned):
+    (made(folder / "one", 100, steps=1) / "config.yaml").write_text(config)
+    assert [one["steps"] for one in json.loads(run("runs", "--json")[1])] == [planned]

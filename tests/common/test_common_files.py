@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -129,6 +130,61 @@ def test_a_folder_that_comes_in_between_is_no_error(tmp_path, monkeypatch, keep,
         monkeypatch.setattr(os.path, "lexists", looked)
     assert (place / "whose").read_text() == stands
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_processes_that_replace_one_folder_at_the_same_time_all_do(tmp_path):
+    """Each finds at some time that another's has just come, or gone, and goes on. Every folder is whole."""
+    replaces = (
+        "import sys; from pathlib import Path; from services.common.files import folder_written_aside\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "for turn in range(150):\n"
+        "    with folder_written_aside(Path(sys.argv[1])) as folder:\n"
+        "        for name in 'ab': (folder / name).write_text(sys.argv[2])\n"
+    )
+    begun = [
+        subprocess.Popen(
+            [sys.executable, "-c", replaces, str(tmp_path / "made"), str(at)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        for at in range(4)
+    ]
+    assert [process.stdout.readline() for process in begun] == ["ready\n"] * 4
+    for process in begun:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    errors = [process.communicate(timeout=120)[1] for process in begun]
+    assert errors == [""] * 4
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    assert {path.name for path in (tmp_path / "made").iterdir()} == {"a", "b"}
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_a_folder_that_others_take_away_and_put_back_is_replaced_all_the_same(tmp_path, monkeypatch, stands):
+    """Another process moves it away after this one has looked, and has its own there before this one's."""
+    place, made, earlier = (tmp_path / name for name in ("place", "made", "earlier"))
+    for folder in (made, *([place] if stands else [])):
+        folder.mkdir()
+        (folder / "whose").write_text("ours" if folder is made else "first")
+    rename, turns = os.rename, []
+
+    def meanwhile(source, target):
+        turns.append(source)
+        if source == place and len(turns) == 1:
+            shutil.rmtree(place)
+        if source == made and len(turns) <= 2:
+            place.mkdir()
+            (place / "whose").write_text("theirs")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", meanwhile)
+    files.put_folder(made, place, earlier=earlier)
+    assert (place / "whose").read_text() == "ours" and (earlier / "whose").read_text() == "theirs"
+    assert not made.exists() and turns.count(made) == 2
 
 
 def test_json_lines_survive_a_writer_that_was_killed_in_its_line(tmp_path):

@@ -213,3 +213,28 @@ def test_a_long_text_that_stands_once_for_all_rows_of_a_file_is_not_read(tmp_pat
     assert "shared" not in record.fields and "shared" in record.names
     with pytest.raises(KeyError, match=r"`shared` .* is not kept: it has more than 2,000 characters"):
         load_questions(path).rows[0].columns["shared"]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("values", "type_"),
+    [
+        ([2**62, 0], pyarrow.timestamp("us")),
+        ([2**30, 0], pyarrow.date32()),
+        ([0, 0], pyarrow.timestamp("us", tz="Mars/Base")),
+        ([{"at": 2**62}, {"at": 0}], pyarrow.struct([("at", pyarrow.timestamp("us"))])),
+    ],
+)
+def test_a_time_that_python_has_no_form_for_refuses_no_question(tmp_path, kind, values, type_):
+    table = pyarrow.Table.from_pylist([ROW, ROW | {"id": "q1", "question": "capital of Spain?"}])
+    table = table.append_column("until", pyarrow.array(values, type_))
+    path = tmp_path / f"questions.{kind}"
+    if kind == "parquet":
+        parquet.write_table(table, path)
+    else:
+        feather.write_feather(table, path)
+    rows = load_questions(path).rows
+    assert [row.text for row in rows] == ["capital of Italy?", "capital of Spain?"]
+    assert rows[0].columns["level"] == "hard"
+    with pytest.raises(KeyError, match="`until` of question q0 is not kept: it holds what JSON cannot say"):
+        rows[0].columns["until"]

@@ -327,3 +327,16 @@ async def test_a_thousand_that_wait_for_a_silent_retriever_keep_their_deadline()
         speaks.set()
         client.timeout_seconds = 120
         assert await asyncio.gather(*(client.retrieve(["a"], 3) for _ in range(300))) == [[[]]] * 300
+
+
+@pytest.mark.parametrize("place", ["https://search.made/retrieve", "/retrieve/"])
+async def test_a_redirect_is_refused_and_named(scripted, place):
+    url, answers, seen = scripted
+    answers.append((307, b"", {"location": place}))
+    async with RetrieverClient(url) as client:
+        with pytest.raises(UserError) as error:
+            await client.retrieve(["a"], 1)
+    assert str(error.value) == (
+        f"retriever at {url}: 307 sends on to {place}, which is not followed (to the query 'a')"
+    )
+    assert len(seen) == 1

@@ -65,6 +65,28 @@ def test_build_info_and_search(tmp_path, command):
     assert command("index", "search", "--index", tmp_path / "i", "zzzz")[1] == "no passage matches\n"
 
 
+def test_no_passage_that_is_found_acts_on_the_terminal(tmp_path, command):
+    corpus = tmp_path / "c.jsonl"
+    contents = "Mina \x1b]0;t\x07Frost\nborn \x1b[2J in \u202e1920"
+    corpus.write_text(json.dumps({"id": "d\x1b[31m", "contents": contents}) + "\n")
+    command("index", "build", "--corpus", corpus, "--out", tmp_path / "i")
+    out = command("index", "search", "--index", tmp_path / "i", "Mina Frost")[1]
+    assert out.startswith("1. Mina \ufffd]0;t\ufffdFrost  (id d\ufffd[31m, score ")
+    assert "   born \ufffd[2J in \ufffd1920\n" in out
+    found = json.loads(command("index", "search", "--index", tmp_path / "i", "Mina Frost", "--json")[1])
+    assert [one["contents"] for one in found] == [contents]
+
+
+def test_a_corpus_whose_name_is_no_utf8_is_indexed(tmp_path, command):
+    corpus = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
+    corpus.write_text('{"id": "0", "contents": "Mina Frost"}\n')
+    assert command("index", "build", "--corpus", corpus, "--out", tmp_path / "i")[0] == 0
+    info = json.loads(command("index", "info", "--index", tmp_path / "i", "--json")[1])
+    assert info["corpus"].endswith("/caf\ufffd.jsonl")
+    status, _, err = command("index", "build", "--corpus", corpus, "--out", tmp_path / "i")
+    assert status == 0 and "already" in err.replace("\n", " ")
+
+
 def test_mistakes_are_one_line_and_exit_status_2(tmp_path, small_index, command):
     (tmp_path / "bad.jsonl").write_text("{\n")
     for words, text in (

@@ -168,6 +168,22 @@ class Raises(Box):
         raise ConnectionError("no server")
 
 
+class Looks(Box):
+    @property
+    def close(self):
+        raise ConnectionError("no server")
+
+
+class Passes(Box):
+    """As `return self.session.close()` of an `async` client does."""
+
+    def close(self):
+        async def closes():
+            raise ConnectionError("no server")
+
+        return closes()
+
+
 class Stays(Box):
     async def close(self):
         await asyncio.Event().wait()
@@ -185,6 +201,8 @@ class Cancels(Box):
     [
         (Cancels, "rollout.tools.box: close, after question q1: CancelledError, of a task that was "),
         (Raises, "rollout.tools.box: close, after question q1: ConnectionError: no server ("),
+        (Looks, "rollout.tools.box: close, after question q1: ConnectionError: no server ("),
+        (Passes, "rollout.tools.box: close, after question q1: ConnectionError: no server ("),
         (
             Stays,
             "rollout.tools.box: close, after question q1: no end within rollout.tool_timeout_seconds=0.05",

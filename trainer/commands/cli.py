@@ -20,6 +20,7 @@ from services.common.errors import explains
 from services.common.loading.extras import not_imported
 from services.common.loading.lazy import LazyModule
 from services.common.names import near_path
+from services.common.printing.harmless import print_whatever_comes
 from trainer.commands.lazy import Entry, lazy_app
 from trainer.commands.version import version_lines
 from trainer.name_clash import LACKS, clash_of
@@ -145,6 +146,7 @@ def options(
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run a command. A mistake of the user's becomes one line on stderr and its exit status."""
+    print_whatever_comes()
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["help"]:  # unspiral help train
         argv = [*words[1:], "--help"]

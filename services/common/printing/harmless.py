@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import unicodedata
 
 _SHOWN = "\N{REPLACEMENT CHARACTER}"
@@ -20,3 +22,11 @@ def in_one_line(text: str, most: int) -> str:
     """The text on one line of at most `most` characters; three dots stand for what is cut."""
     line = " ".join(harmless(text[: 8 * most]).split())
     return line if len(line) <= most and len(text) <= 8 * most else line[: most - 3] + "..."
+
+
+def print_whatever_comes() -> None:
+    """Have a question mark printed for what the locale's encoding lacks, or a file's name that is no UTF-8
+    holds: output in a language of its own must not end a command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")

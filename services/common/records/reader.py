@@ -350,6 +350,32 @@ def _numbered(file: Path, names: list[str], batches: Iterable[Any]) -> Iterator[
     _check_names(file, names)
     number = 0
     for batch in batches:
-        for fields in batch.to_pylist():
+        for fields in _rows(batch):
             number += 1
             yield Record(file, "row", number, fields, names=names)
+
+
+def _rows(batch: Any) -> list[dict[str, Any]]:
+    """The rows of a batch. A value that Python has no form for, such as a date of the year 20,000 or a time
+    in a zone that is not known here, stays Arrow's: a column that nobody asks for must not refuse the
+    file."""
+    import pyarrow
+
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError:
+        raise
+    except (OverflowError, ValueError, pyarrow.ArrowException):
+        columns = [[_value(cell) for cell in column] for column in batch.columns]
+        return [dict(zip(batch.schema.names, cells, strict=True)) for cells in zip(*columns, strict=True)]
+
+
+def _value(cell: Any) -> Any:
+    import pyarrow
+
+    try:
+        return cell.as_py()
+    except UnicodeDecodeError:
+        raise
+    except (OverflowError, ValueError, pyarrow.ArrowException):
+        return cell

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import os
@@ -50,9 +51,19 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in FILES)
 
 
+def runs_below(folder: Path) -> list[Path]:
+    """The runs of a folder, by name. What others keep to themselves is none of ours."""
+    found = []
+    for below in sorted(folder.iterdir()) if folder.is_dir() else []:
+        with contextlib.suppress(PermissionError):
+            if is_run(below):
+                found.append(below)
+    return found
+
+
 def newest_run(runs: Path = RUNS) -> Path:
     """The run that was written to last. Raises FileNotFoundError."""
-    found = [f for f in sorted(runs.iterdir()) if is_run(f)] if runs.is_dir() else []
+    found = runs_below(runs)
     if not found:
         raise FileNotFoundError(
             errno.ENOENT, f"there is no run in {runs.absolute()}; give a run's folder", LATEST
@@ -122,7 +133,7 @@ def no_run_in(folder: Path) -> str:
 
 def runs_like(path: Path) -> list[Path]:
     """Runs beside the path with a name like its own, the nearest first; three at most."""
-    beside = [f for f in path.parent.iterdir() if f != path and is_run(f)] if path.parent.is_dir() else []
+    beside = [f for f in runs_below(path.parent) if f != path]
     names = difflib.get_close_matches(path.name, [f.name for f in beside], n=3, cutoff=NEAR)
     return [path.parent / name for name in names]
 
@@ -132,9 +143,7 @@ def near_run(path: Path, runs: Path = RUNS, words: Collection[str] = (LATEST,)) 
     the words that stand for a run, and what makes `RUN/checkpoints/best`; otherwise nothing."""
     if path.name == BEST and path.parent.name == CHECKPOINTS and path.parent.is_dir():
         return f"; the run kept none: {why_no_best(path.parent.parent)}"
-    folders = {
-        str(f) for place in {path.parent, runs} if place.is_dir() for f in place.iterdir() if is_run(f)
-    }
+    folders = {str(f) for place in {path.parent, runs} for f in runs_below(place)}
     near = nearest(path.name, {*(Path(f).name for f in folders), *(words if len(path.parts) == 1 else ())})
     if near in words:
         return f"; did you mean {near}?"

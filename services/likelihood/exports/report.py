@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from services.common.answers import clean_text
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.runs.ends import ending
@@ -116,11 +117,12 @@ def _static(name: str) -> str:
 
 
 def _tell_apart(runs: list[RunFiles], paths: list[Path]) -> None:
-    """Runs of the same name get their parent's too."""
+    """Runs of the same name get their parent's too. A folder's name may be no UTF-8; a page is."""
     names = [r.name for r in runs]
     for run, path in zip(runs, paths, strict=True):
         if names.count(run.name) > 1:
             run.name = f"{Path(path).resolve().parent.name}/{run.name}"
+        run.name = clean_text(run.name)
 
 
 def _events(recorded: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -130,7 +130,7 @@ class Toolbox:
             self._ended = True
             made, self._made = self._made, {}
         closing = [
-            asyncio.ensure_future(self._close(name, one)) for name, one in made.items() if _closes(one)
+            asyncio.ensure_future(self._close(name, one)) for name, one in made.items() if _may_close(one)
         ]
         if not closing:
             return []
@@ -150,11 +150,16 @@ class Toolbox:
         try:
             async with within(self._timeout_seconds, lambda: TimeoutError(late)):
                 with _calling(where):
+                    if not _closes(made):
+                        return ""
                     if inspect.iscoroutinefunction(made.close):
                         await made.close()
                     else:
                         asked = _THREADS.submit(partial(copy_context().run, _result, made.close))
-                        await asyncio.shield(asyncio.wrap_future(asked))  # called, whoever still waits
+                        # Called, whoever still waits; what only passes a coroutine on is awaited too.
+                        given = await asyncio.shield(asyncio.wrap_future(asked))
+                        if inspect.isawaitable(given):
+                            await given
         except (TimeoutError, UserError, _Away) as error:
             if asked is not None and asked.running():
                 _THREADS.give_up(asked)
@@ -173,16 +178,16 @@ class Toolbox:
             if not self._ended:
                 self._made[name] = made
                 return
-        if _closes(made):
-            with suppress(Exception):
+        with suppress(Exception):
+            if _closes(made):
                 self._close_late(made)
 
     def _close_late(self, made: Any) -> None:
         """In the thread that made it; an `async` one on the loop of the calls."""
         if inspect.iscoroutinefunction(made.close) and self._loop is not None:
             asyncio.run_coroutine_threadsafe(made.close(), self._loop)
-        else:
-            made.close()
+        elif inspect.iscoroutine(given := made.close()) and self._loop is not None:
+            asyncio.run_coroutine_threadsafe(given, self._loop)
 
     def _late(self, name: str) -> Exception:
         """Whether the tool was slow, or its call found no thread."""
@@ -227,6 +232,14 @@ class Toolbox:
 
 def _closes(made: object) -> bool:
     return callable(getattr(made, "close", None))
+
+
+def _may_close(made: object) -> bool:
+    """As `_closes`, but a look that raises, in a `__getattr__` or a property, is left to `_close` to tell."""
+    try:
+        return _closes(made)
+    except Exception:
+        return True
 
 
 class _Away(Exception):

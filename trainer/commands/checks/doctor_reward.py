@@ -64,7 +64,7 @@ def check_reward(config: Config, reward: Reward, after_tools: AfterTools | None 
             pairs = after_tools(config, question)
             told = tried("reward.kind", kind, lambda: _earned_after(calls, pairs))
         if not isinstance(earned, Finding) and (uneven := uneven_rows(config)):
-            again = tried("reward.kind", kind, lambda: _of_row(calls, uneven, config))
+            again = tried("reward.kind", kind, lambda: _of_rows(calls, uneven, config))
             earned = again if isinstance(again, Finding) else earned
     if isinstance(earned, Finding) or isinstance(told, Finding):
         if calls.waits_for():
@@ -131,6 +131,11 @@ def _timed(calls: RewardCalls, trajectories: list[Trajectory], took: _Took) -> l
     earned += asyncio.run(calls.of(trajectories[1:]))
     took.rest = time.monotonic() - began - took.first
     return earned
+
+
+def _of_rows(calls: RewardCalls, uneven: list[Uneven], config: Config) -> None:
+    for one in uneven:
+        _of_row(calls, one, config)
 
 
 def _of_row(calls: RewardCalls, uneven: Uneven, config: Config) -> None:

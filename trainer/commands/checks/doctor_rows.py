@@ -18,6 +18,8 @@ from trainer.data.questions import parsed
 LOOKED_AT = 10_000
 """Rows of each file."""
 SHOWN = 3
+KINDS = 8
+"""Most rows that a reward is tried on."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,9 @@ class Uneven:
         return f"of {self.rows:,} questions that were looked at {', '.join(shown)}{more}"
 
 
-def uneven_rows(config: Config) -> Uneven | None:
-    """Of data.train and data.eval, as far as they are here and can be read."""
+def uneven_rows(config: Config) -> list[Uneven]:
+    """Of data.train and data.eval, as far as they are here and can be read: one for each set of columns,
+    KINDS at most. A row may lack one column, and another row the one that is read."""
     counts: Counter[str] = Counter()
     rows = 0
     kinds: dict[frozenset[str], Question] = {}
@@ -49,10 +52,9 @@ def uneven_rows(config: Config) -> Uneven | None:
         names = frozenset(_names(question))
         counts.update(names)
         kinds.setdefault(names, question)
-    for names, question in kinds.items():
-        if lacking := tuple(name for name in counts if name not in names):
-            return Uneven(question, lacking, dict(counts), rows)
-    return None
+    lacking = {names: tuple(name for name in counts if name not in names) for names in kinds}
+    found = [Uneven(kinds[names], lacks, dict(counts), rows) for names, lacks in lacking.items() if lacks]
+    return found[:KINDS]
 
 
 def _names(question: Question) -> Iterator[str]:
