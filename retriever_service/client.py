@@ -24,7 +24,7 @@ from retriever_service.joining import Joiner
 from retriever_service.refusals import detail_of, reason_of
 from services.common.errors import UserError
 
-__all__ = ["MAX_QUERY_CHARS", "Hit", "RetrieverClient", "clean_query"]
+__all__ = ["MAX_QUERY_CHARS", "NO_SUCH_ROUTE", "Hit", "RetrieverClient", "clean_query"]
 
 log = logging.getLogger("retriever_service")
 MAX_QUERY_CHARS = 8192
@@ -33,6 +33,9 @@ _MOST_BACK_OFF_SECONDS = 5.0
 """Longest pause between two tries."""
 _CONNECTIONS = 256
 """Most open connections, and so most requests in flight."""
+NO_SUCH_ROUTE = (404, 405, 501)
+"""Answers of a server that is up and has no `/readyz`, as Search-R1's own and its forks: 501 is what Python's
+`http.server` says where a handler knows POST alone."""
 _AGAIN = (404, 408, 425, 429)
 """Statuses that are tried again besides 5xx: an ingress gives them while its server restarts."""
 _BARRED = (401, 403)
@@ -203,8 +206,7 @@ class RetrieverClient:
             return f"/readyz: no whole answer within {seconds:.3g} s"
         except httpx.RequestError as error:
             return reason_of(error)
-        # Search-R1's own server and its forks have no health route: one that answers 404 is up.
-        return None if answer.status_code in (200, 404) else detail_of(answer)
+        return None if answer.status_code in (200, *NO_SUCH_ROUTE) else detail_of(answer)
 
     async def _patiently(
         self,

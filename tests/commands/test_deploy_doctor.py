@@ -110,7 +110,7 @@ def test_serving_tells_a_server_that_is_up_from_one_that_is_not(monkeypatch, tmp
     server = serve_in_thread(ServeSettings(store=str(tmp_path / "s.db"), port=0))
     try:
         monkeypatch.setitem(doctor_roles.READY, "likelihood", f"{server.url}/readyz")
-        assert [f.level for f in (*check_serving("likelihood"), *check_address("store.url", server.url))] == [
+        assert [f.level for f in (*check_serving("likelihood"), check_address("store.url", server.url))] == [
             "good",
             "good",
         ]

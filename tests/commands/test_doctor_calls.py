@@ -408,6 +408,7 @@ def test_what_is_imported_for_a_trial_is_none_of_its_time(monkeypatch):
     monkeypatch.setattr(doctor_calls.tokenizer, "load_tokenizer", noted("tokenizer"))
     monkeypatch.setattr(doctor_calls.plain_text, "control_tokens", lambda tokenizer: {})
     monkeypatch.setattr(doctor_calls.templates, "make_template", noted("template"))
+    monkeypatch.setattr(doctor_calls.template_trial, "unread_answer", lambda template: None)
     monkeypatch.setattr(doctor_calls.template_trial, "try_template", noted([]))
     config = parse_config(RAW)
     found = doctor_calls.check_template("rollout.template", "mine:T", Path("m"), config, QUESTION)

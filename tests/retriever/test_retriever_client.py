@@ -67,6 +67,17 @@ async def test_whatever_a_model_writes_is_a_query(server):
         assert hits[0].id == "d59" and long[0].id == "d19"
 
 
+@pytest.mark.parametrize("status", [404, 405, 501])
+async def test_a_server_without_a_health_route_is_ready(status):
+    class Handler(Quiet):
+        def do_GET(self):
+            self.answer(status, b"")
+
+    with serving(Handler) as url:
+        async with RetrieverClient(url) as client:
+            await client.wait_ready(1.0)
+
+
 async def test_transient_failures_are_retried_until_an_answer_comes(scripted):
     url, answers, seen = scripted
     answers += [

@@ -19,7 +19,9 @@ from services.rollout.worker.plain_text import Outside, control_tokens
 from services.rollout.worker.templates import make_template
 from services.rollout.worker.templates.base import ParsedAction, TagTemplate
 from services.settings import RolloutSettings
-from trainer.session.preflight.template_trial import try_template, untold
+from trainer.commands.checks import doctor_calls
+from trainer.config.schema import parse_config
+from trainer.session.preflight.template_trial import try_template, unread_answer, untold
 
 QUESTION = Question("q1", "where is n1 ?", ("n21",), "made")
 
@@ -239,6 +241,55 @@ class Told(Good):
 class Called(Good):
     def prompt_ids(self, question):
         return self.encode("Write <tool_call> </tool_call> or <think> : ", Outside(question.text))
+
+
+class Replies(Good):
+    """Other tags, as of a model that was trained with them."""
+
+    stop = ("</look>", "</reply>")
+
+    def prompt_ids(self, question):
+        return self.encode("write <look> or <reply> : ", Outside(question.text))
+
+    def parse(self, text):
+        kinds = {"look": "search", "reply": "answer"}
+        found = re.search(r"<(look|reply)>(.*?)</\1>", text)
+        return ParsedAction(kinds[found[1]], found[2].strip()) if found else ParsedAction("invalid", "")
+
+    def written(self, kind, thought, content):
+        tag = "look" if kind == "search" else "reply"
+        return [f"{thought}<{tag}> ", Outside(content), f" </{tag}>"]
+
+
+def test_answers_that_no_score_reads_are_noted():
+    """With em or f1 each of them would earn 0, and nothing else would say so."""
+    (note,) = noted("Replies")
+    assert note.startswith("<reply> Rome </reply> is an answer to `parse` and none to scores: ")
+    assert unread_answer(template_of("Good")) is None
+
+
+@pytest.mark.parametrize(("kind", "level"), [("em", "bad"), ("f1", "bad"), ("mine:reward", "note")])
+def test_the_doctor_refuses_a_reward_that_no_answer_can_earn(monkeypatch, kind, level):
+    monkeypatch.setattr(doctor_calls.tokenizer, "load_tokenizer", lambda model: chat_bpe())
+    path = f"{__name__}:Replies"
+    config = parse_config(
+        {
+            "model": {"path": "m"},
+            "data": {"train": "t.jsonl"},
+            "run": {"name": "r"},
+            "retriever": {"url": "http://x"},
+            "reward": {"kind": kind},
+            "rollout": {"template": path},
+        }
+    )
+    found = doctor_calls.check_template("rollout.template", path, Path("m"), config, QUESTION)
+    assert found.level == level and "<reply> Rome </reply>" in found.advice
+
+
+def template_of(name, **more):
+    tokenizer = chat_bpe()
+    settings = RolloutSettings(template=f"{__name__}:{name}", **more)
+    return make_template(settings.template, tokenizer, settings)
 
 
 def noted(name, **more):

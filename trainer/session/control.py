@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import httpx
 import ray
 
+from retriever_service.client import NO_SUCH_ROUTE
 from retriever_service.refusals import detail_of
 from services.common.counting import counted
 from services.common.deadlines import within
@@ -249,8 +250,7 @@ async def reach(url: str) -> Reach:
         return Reach(url=shown, reachable=False, problem=f"no answer within {REACH_SECONDS:g} s")
     except (httpx.HTTPError, httpx.InvalidURL) as e:
         return Reach(url=shown, reachable=False, problem=said_by(e))
-    # Search-R1's own server and its forks have no such route.
-    if answer.is_success or answer.status_code == 404:
+    if answer.is_success or answer.status_code in NO_SUCH_ROUTE:
         return Reach(url=shown, reachable=True)
     return Reach(url=shown, reachable=False, problem=detail_of(answer))
 

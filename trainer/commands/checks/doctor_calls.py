@@ -19,7 +19,7 @@ from retriever_service.settings import ServerSettings
 from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
-from services.common.loading.user_code import ENDS, is_slip
+from services.common.loading.user_code import ENDS, is_import_path, is_slip
 from services.common.names import nearest
 from services.common.printing.harmless import in_one_line
 from services.common.processes.patience import Patience
@@ -235,6 +235,8 @@ def check_loss(key: str, path: str, loss: Callable[..., Any], config: Config) ->
 def check_template(key: str, path: str, model: Path, config: Config, question: Question) -> Finding:
     """Whether each method of a template of the user's own returns what a rollout takes. model: its folder."""
 
+    reads = not is_import_path(config.reward.kind)
+
     def call() -> list[str]:
         # Outside of the call's time: the first import of transformers may take as long.
         encodes, try_template = tokenizer.load_tokenizer(model), template_trial.try_template
@@ -242,6 +244,12 @@ def check_template(key: str, path: str, model: Path, config: Config, question: Q
 
         def trial() -> list[str]:
             template = templates.make_template(path, encodes, config.rollout)
+            if reads and (unread := template_trial.unread_answer(template)):
+                raise UserError(
+                    f"{key}={path}: reward.kind={config.reward.kind} reads <answer> and </answer>, and the "
+                    f"template answers by {unread}, so that no answer earns anything; accepted are these "
+                    "tags, or a reward of your own that reads the text of the last action"
+                )
             return try_template(template, config.rollout, question, controls)
 
         return in_time(f"{key}={path}", trial)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from retriever_service.answer import Hit
 from services.contracts import Observation, Question
-from services.rollout.worker.templates.base import Template
+from services.rollout.worker.tags import last_answer
+from services.rollout.worker.templates.base import Template, reading_of
 
 if TYPE_CHECKING:
     from services.settings import RolloutSettings
@@ -70,6 +71,11 @@ def try_template(
             f"`parse` reads {SEARCH} as {kinds[0]} and {ANSWER} as {kinds[1]}: a template with other tags "
             "has `written`, for a warm start"
         )
+    if unread := unread_answer(template):
+        notes.append(
+            f"{unread} is an answer to `parse` and none to scores: rewards that come with Unspiral, "
+            "`final_answer` and held-out scores read <answer> and </answer> alone"
+        )
     if ends := getattr(template, "ends", None):
         for text in texts:
             ends(text)
@@ -79,6 +85,17 @@ def try_template(
     if shown_later := getattr(template, "shown_later", None):
         shown_later(prompt, prompt[-1:])
     return notes
+
+
+def unread_answer(template: Template) -> str | None:
+    """An answer in the template's own tags that scores do not read; None where they read it, or where its
+    form is not known."""
+    texts = [f"<{found[1]}> {WORD} </{found[1]}>" for stop in template.stop if (found := TAG.fullmatch(stop))]
+    if written := getattr(template, "written", None):
+        texts.insert(0, "".join(written("answer", "", WORD)))
+    answers = [text for text in texts if template.parse(text).kind == "answer"]
+    unread = [text for text in answers if last_answer(text, reading_of(template)) is None]
+    return unread[0] if unread and len(unread) == len(answers) else None
 
 
 def untold_tags(template: Template, settings: RolloutSettings, shown: str) -> Iterator[str]:
