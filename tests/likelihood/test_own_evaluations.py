@@ -133,6 +133,21 @@ def test_the_list_has_own_questions_and_those_of_training(asked):
     assert "0.500" in page and "0.600" in page and "0.095–0.905" in page
 
 
+def test_held_out_scores_that_another_trainer_posts_are_in_the_list(asked):
+    """In the form of docs/likelihood_service.md: the live page shows them."""
+    asked.post("/v1/runs/theirs/steps", json={"step": 7, "metrics": {}}).raise_for_status()
+    metrics = {"eval/em_greedy": 0.25, "eval/f1_greedy": 0.5, "eval/em_sampled": 0.125, "val/loss": 3.0}
+    event = {"step": 7, "kind": "evaluation", "text": "held out", "data": {"metrics": metrics}}
+    asked.post("/v1/runs/theirs/events", json=event).raise_for_status()
+    page = asked.get("/runs/theirs/evaluations").text
+    assert "This run has none" not in page
+    rows = re.findall(r"<tr><th.*?</tr>", page, re.DOTALL)
+    texts = [re.sub(r"<[^>]*>", " ", row).split() for row in rows]
+    shown = {text[-6]: (text[:2], text[-5:-2]) for text in texts[1:]}
+    step = ["step", "7"]
+    assert shown == {"greedy": (step, ["0.250", "0.500", "–"]), "sampled": (step, ["0.125", "–", "–"])}
+
+
 def test_a_page_of_answers_is_read_in_parts_by_verdict_source_and_words(asked):
     page = asked.get("/runs/mine/evaluations/answers").text
     assert page.count("<li value=") == 50 and "1 to 50 of 60 answers" in page and HOSTILE not in page

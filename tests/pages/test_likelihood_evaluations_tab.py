@@ -106,6 +106,21 @@ def test_rows_of_training_lead_to_their_answers_where_these_were_kept(browser, t
         page.close()
 
 
+def test_held_out_scores_that_another_trainer_posts_are_in_the_tab(browser, server):
+    run = f"{server.url}/v1/runs/theirs"
+    httpx.post(f"{run}/steps", json={"step": 7, "metrics": {}}).raise_for_status()
+    data = {"metrics": {"eval/em_greedy": 0.25, "val/loss": 3.0}}
+    event = {"step": 7, "kind": "evaluation", "text": "held out", "data": data}
+    httpx.post(f"{run}/events", json=event).raise_for_status()
+    page = opened(browser, f"{server.url}/#runs=theirs&tab=evaluations", 1440, 900)
+    row = page.locator("#tab-evaluations tbody tr", has_text="theirs, step 7")
+    row.wait_for()
+    cells = [cell.strip() for cell in row.locator("td").all_inner_texts()]
+    assert cells[:2] == ["greedy", "0.250"] and page.errors == []
+    assert "No held-out score was posted" not in page.locator("#tab-evaluations").inner_text()
+    page.close()
+
+
 def test_a_run_without_evaluations_says_how_one_is_made_and_a_phone_does_not_scroll_sideways(browser, server):
     httpx.post(f"{server.url}/v1/runs/other/steps", json={"step": 0, "metrics": {}}).raise_for_status()
     page = opened(browser, f"{server.url}/#runs=other&tab=evaluations", 390, 844)

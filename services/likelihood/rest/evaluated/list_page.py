@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +28,8 @@ from services.likelihood.rest.evaluated.shell import (
 )
 
 TABLE = "table.json"
+_POSTED = re.compile(r"eval/(em|f1)_(\w+)")
+"""Names of held-out scores, with their mode, in what another trainer posts."""
 AVERAGE = "macro"
 """The mean over the question sets, which the papers call the average."""
 NONE = (
@@ -85,7 +88,7 @@ def list_page(
     held-out scores of training, oldest first; asked: the answers to these that were kept; others: names of
     folders beside the run's that hold evaluations, and no run; there: whether the run has a page."""
     parts = []
-    scored = [event for event in events if isinstance(event["data"].get("overall"), dict)]
+    scored = [one for event in events for one in by_mode(event)]
     if own:
         newest = sorted(own.items(), key=lambda one: -one[1].file.stat().st_mtime)
         rows = [_own(name, kept) for name, kept in newest]
@@ -108,6 +111,20 @@ def list_page(
         ways = ", ".join(link(f"/runs/{quote(name)}/evaluations", name) for name in others)
         parts.append(hint(f"Beside the runs, evaluations of models that were not trained here: {ways}."))
     return framed(run, title, parts, there=there)
+
+
+def by_mode(event: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A posted evaluation with its `overall` scores: as a run of ours posts them, otherwise of each mode that
+    its `metrics` name (`eval/em_greedy`); none where it has neither."""
+    data = event["data"]
+    if isinstance(data.get("overall"), dict):
+        return [event]
+    modes: dict[str, dict[str, Any]] = {}
+    metrics = data.get("metrics")
+    for name, value in metrics.items() if isinstance(metrics, dict) else ():
+        if found := _POSTED.fullmatch(name):
+            modes.setdefault(found[2], {})[found[1]] = value
+    return [{**event, "data": {**data, "mode": mode, "overall": scores}} for mode, scores in modes.items()]
 
 
 def _own(name: str, kept: Kept) -> str:

@@ -62,10 +62,22 @@
     return scored("Own questions, by unspiral eval", ["Evaluation", "Template", "Exact match", "F1", "Questions", "Made, UTC"], rows, ["Greedy answers, with the 95 % interval of the exact match. A name leads to every answer with its searches."]);
   }
 
+  // A posted evaluation with its overall scores: as a run of ours posts them, otherwise of each mode that its metrics name.
+  function byMode(event) {
+    if (event.kind !== "evaluation") return [];
+    if (event.data?.overall) return [event];
+    const modes = new Map();
+    for (const [name, value] of Object.entries(event.data?.metrics ?? {})) {
+      const [, score, mode] = name.match(/^eval\/(em|f1)_(\w+)$/) ?? [];
+      if (mode) modes.set(mode, { ...modes.get(mode), [score]: value });
+    }
+    return [...modes].map(([mode, overall]) => ({ ...event, data: { ...event.data, mode, overall } }));
+  }
+
   // The held-out questions that were asked while the runs trained, the newest first. kept: of each run the names of those whose answers
   // lie in its folder: they have a page.
   function heldOut(runs, kept) {
-    const found = runs.flatMap((run) => (run.events || []).filter((e) => e.kind === "evaluation" && e.data?.overall).map((event) => ({ run, event }))).reverse();
+    const found = runs.flatMap((run) => (run.events || []).flatMap(byMode).map((event) => ({ run, event }))).reverse();
     if (!found.length) return null;
     const rows = found.map(({ run, event: { step, time, data } }) => {
       const { em, f1, n } = data.overall;
