@@ -124,6 +124,42 @@ def test_the_page_has_the_measured_dense_index():
     assert f"had a recall@3 of {few} with 16 lists and {many} with 32, and took 33 s of" in PAGE
 
 
+def told(number):
+    return f"{number:.3f}".removeprefix("0")
+
+
+def test_the_page_has_the_fast_scans_beside_the_type_before_them():
+    dense = json.loads((ROOT / "benchmarks/results/dense_1m_types.json").read_text())
+    for found, load in zip(dense["recall"], dense["load"], strict=True):
+        assert (found["type"], found["nprobe"]) == (load["type"], load["nprobe"])
+        assert (
+            f"| `{load['type']}` | {load['nprobe']} | {told(found['recall'])} | {found['cpu_ms']} | "
+            f"{load['rate']:.0f} | {load['p50_ms']:.0f} ms | {load['p99_ms']:.0f} ms |"
+        ) in PAGE
+    slow, fast = dense["load"][:2], dense["load"][2:]
+    few, many = (f"{b['rate'] / a['rate']:.1f}" for a, b in zip(slow, fast, strict=True))
+    assert f"fast scans answered {few} and {many} times as many questions per second" in PAGE
+
+
+def test_the_page_has_21_million_vectors_on_two_cores_and_whether_the_aim_is_met():
+    dense = json.loads((ROOT / "benchmarks/results/dense_21m.json").read_text())
+    build = dense["build"]
+    assert build["vectors"] == 21_000_000 and build["dimension"] == 768
+    for found, load in zip(dense["recall"], dense["load"], strict=True):
+        assert (
+            f"| {load['nprobe']} | {told(found['recall'])} | {found['cpu_ms']} | {load['rate']:.0f} | "
+            f"{load['p50_ms']:.0f} ms | {load['p99_ms']:.0f} ms | {load['own_mib']:,} MiB | "
+            f"{load['with_mapped_mib']:,} MiB |"
+        ) in PAGE
+    assert found["recall"] >= 0.97 and load["p99_ms"] < 150 and load["with_mapped_mib"] < 16_000
+    assert (
+        f"{told(found['recall'])} and {load['p99_ms']:.0f} ms with {load['nprobe']} lists of a fast scan" in PAGE
+    )
+    assert f"took {build['seconds']} s of the clock and {build['cpu_seconds']:,} s of processor time" in PAGE
+    at_once, in_turn = dense["candidates"]["at_once"], dense["candidates"]["in_turn"]
+    assert f"took {at_once['ms']} ms so, and {in_turn['ms']} ms when each was waited for in turn" in PAGE
+
+
 def test_the_page_has_the_measured_exact_search_and_whether_its_aim_is_met():
     found = json.loads((ROOT / "benchmarks/results/gpu/exact_21m_beside_cpu_jobs.json").read_text())
     for one in found["results"]:
