@@ -100,6 +100,11 @@ def test_the_list_leads_to_what_turned_and_on_to_both_answers(browser, url, widt
     assert page.get_by_text("unspiral trajectories diff a eval_before_greedy eval_step3_greedy").is_visible()
     page.get_by_role("link", name="turned wrong 1").click()
     assert page.locator(".pairs > li").count() == 1
+    if width > 700:
+        verdict = page.locator(".pairs summary > :first-child").first
+        end = verdict.evaluate("v => v.getBoundingClientRect().left + v.scrollWidth")
+        question = page.locator(".pairs .question").first.bounding_box()
+        assert end <= question["x"], "the verdict runs into the question"
     # The whole way by the keyboard.
     page.locator(".pairs summary").focus()
     page.keyboard.press("Enter")

@@ -112,6 +112,16 @@ def test_a_service_without_a_token_shows_and_passes_nothing_on(world):
     assert run.asked == []
 
 
+def test_a_service_without_the_token_of_a_run_says_what_lacks(world):
+    _, _, http = world(token=None)
+    view = http.get("/v1/runs/r/control").json()
+    assert not view["passes_on"] and view["status"] is None
+    assert view["problem"] == (
+        "run r asks for a token, and this service has none: set UNSPIRAL_API_TOKEN for run and service, or "
+        "use `unspiral pause`, `resume` and `workers`"
+    )
+
+
 def test_the_token_goes_to_no_address_that_does_not_prove_to_hold_it(world):
     asked = []
 

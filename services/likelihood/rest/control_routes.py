@@ -28,6 +28,7 @@ from services.likelihood.store.base import LikelihoodStore
 
 MAX_BODY_BYTES = 4096
 PASSED_ON = WITH_BODY | described(404, 409, 504)
+OR_BY = f": set {TOKEN_VARIABLE} for run and service, or use `unspiral pause`, `resume` and `workers`"
 Worker = Annotated[
     str, fastapi.Path(max_length=64, pattern="^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="a worker's id")
 ]
@@ -84,6 +85,10 @@ def add_control_routes(app: FastAPI, store: LikelihoodStore, token: str | None) 
                     status=504,
                 )
         answer = await asking.ask(peer.url, token, method, path, body)
+        if answer.status_code == 401 and token is None:
+            raise EnvironmentLacks(
+                f"run {run} asks for a token, and this service has none{OR_BY}", status=403
+            )
         if not answer.is_success:
             raise asking.refusal(answer)
         said = object_of(answer.content)
@@ -94,9 +99,7 @@ def add_control_routes(app: FastAPI, store: LikelihoodStore, token: str | None) 
     async def passed(run: str, path: str, body: Any = None) -> Passed:
         if token is None:
             raise EnvironmentLacks(
-                f"this service has no token, so it passes nothing on to a run: set {TOKEN_VARIABLE} for run "
-                "and service, or use `unspiral pause`, `resume` and `workers`",
-                status=403,
+                f"this service has no token, so it passes nothing on to a run{OR_BY}", status=403
             )
         said = await send(run, "POST", path, body)
         return Passed(text=str(said.get("text", "done"))[:500], target=said.get("target"))

@@ -213,7 +213,7 @@
     const step = node("p", { class: "big" }, `step ${run.last_step}${of} `, node("strong", { class: `state ${state.look}` }, state.word));
     const lines = U.begun(run) ? [step] : beginning(run, state, of);
     if (state.ended) lines.push(node("p", {}, `It ended ${U.duration(now - state.ended)} ago, exit status ${state.exit ?? "unknown"}${SIGNALS[state.exit] ? ` (${SIGNALS[state.exit]})` : ""}.`));
-    else if (state.word === "silent") lines.push(node("p", {}, `No step for ${U.duration(state.age)}${state.usual ? `, ${Math.round(state.age / state.usual)} times its usual step` : ""}, and no word of its end: it was stopped, hangs, or cannot reach this service.`));
+    else if (state.word === "silent") lines.push(node("p", {}, `No step for ${U.duration(state.age)}${state.usual ? `, ${Math.round(state.age / state.usual)} times its usual step` : ""}, and no word of its end: this step takes longer, or the run was stopped, hangs, or cannot reach this service.`));
     else if (state.age !== null) lines.push(node("p", {}, `Step ${run.last_step} ended ${U.duration(state.age)} ago${state.usual ? `, one takes ${U.duration(state.usual)}` : ""}.`));
     if (!U.begun(run)) return lines;
     const facts = [];
