@@ -151,10 +151,20 @@ def test_the_page_has_21_million_vectors_on_two_cores_and_whether_the_aim_is_met
             f"{load['p50_ms']:.0f} ms | {load['p99_ms']:.0f} ms | {load['own_mib']:,} MiB | "
             f"{load['with_mapped_mib']:,} MiB |"
         ) in PAGE
-    assert found["recall"] >= 0.97 and load["p99_ms"] < 150 and load["with_mapped_mib"] < 16_000
+    met = next(one for one in dense["load"] if one["nprobe"] == 192)
+    kept = next(one for one in dense["recall"] if one["nprobe"] == 192)["recall"]
+    new, more = dense["new_questions"]["load"][:2]
+    assert kept >= 0.97 and max(met["p99_ms"], new["p99_ms"]) < 150 and new["with_mapped_mib"] < 16_000
     assert (
-        f"{told(found['recall'])} and {load['p99_ms']:.0f} ms with {load['nprobe']} lists of a fast scan" in PAGE
-    )
+        f"{told(kept)} and {met['p99_ms']:.0f} ms with 192 lists of a fast scan, {new['p99_ms']:.0f} ms for "
+        f"questions that are new; {met['own_mib'] / 1024:.1f} GiB of its own, up to "
+        f"{new['with_mapped_mib'] / 1024:.1f} GiB with mapped pages"
+    ) in PAGE
+    assert (
+        f"16 clients got {new['rate']:.0f} answers per second with 192 lists, the median after "
+        f"{new['p50_ms']:.0f} ms and the p99 after {new['p99_ms']:.0f} ms; with 256 lists, in another run, "
+        f"{more['rate']:.0f} per second and a p99 of {more['p99_ms']:.0f} ms"
+    ) in PAGE
     assert f"took {build['seconds']} s of the clock and {build['cpu_seconds']:,} s of processor time" in PAGE
     at_once, in_turn = dense["candidates"]["at_once"], dense["candidates"]["in_turn"]
     assert f"took {at_once['ms']} ms so, and {in_turn['ms']} ms when each was waited for in turn" in PAGE
