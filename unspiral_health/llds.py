@@ -64,8 +64,8 @@ class LLDS:
         denominator: Denominator = "preserved",
         min_drop: float = 0.0,
     ):
-        if not lam >= 0:
-            raise UserError(f"LLDS: lam: expected a number of at least 0, got {lam}")
+        if isinstance(lam, bool) or not isinstance(lam, int | float) or not lam >= 0:
+            raise UserError(f"LLDS: lam: expected a number of at least 0, got {lam!r}")
         self.lam = lam
         self.gate = gate
         self.denominator = denominator
@@ -75,6 +75,7 @@ class LLDS:
         """Of the last call: `llds/loss`, `llds/lambda`, `llds/active_tokens`, `llds/active_actions`,
         `llds/preserved_tokens`, `llds/min_drop`."""
         self._next_report = FIRST_REPORT
+        self._told_odd = False
 
     @classmethod
     def from_environment(cls) -> LLDS:
@@ -91,7 +92,8 @@ class LLDS:
 
         logp [B, T]: log-probs with gradient. logp_old [B, T]: the learner's own, from before the update of
         this batch. advantages: [B], or [B, T] with one value per row. mask [B, T]: true on tokens that the
-        model wrote. Raises UserError where logp_old is missing or has a gradient.
+        model wrote. Raises UserError where logp_old is missing or has a gradient, logp has none in training,
+        or shapes do not fit each other. Log-probs that are no numbers are left out, and told once.
         """
         if logp_old is None:
             raise UserError(
@@ -100,8 +102,20 @@ class LLDS:
             )
         if logp_old.requires_grad:
             raise UserError("LLDS: logp_old has a gradient; expected log-probs from before the update")
+        if torch.is_grad_enabled() and not logp.requires_grad:
+            raise UserError(
+                "LLDS: logp has no gradient, so nothing would be trained; expected the log-probs that the "
+                "loss is made of (in an evaluation: under torch.no_grad())"
+            )
+        for name, given in (("logp_old", logp_old), ("mask", mask)):
+            if given.shape != logp.shape:
+                has = f"expected {list(logp.shape)} as logp has, got {list(given.shape)}"
+                raise UserError(f"LLDS: {name}: {has}")
         ids = action_ids(mask)
         inside = ids >= 0
+        if not self._told_odd and (odd := int((~(logp.detach() + logp_old).isfinite() & inside).sum())):
+            self._told_odd = True
+            log.warning("LLDS: %d log-probs are not finite, and are left out: does the model diverge?", odd)
         if advantages.ndim == 2:
             rows = torch.where(inside, advantages.detach(), 0).sum(1) / inside.sum(1).clamp(min=1)
         else:

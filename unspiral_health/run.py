@@ -65,6 +65,8 @@ class Run:
         self.rows = 0
         """Trajectories that were handed over."""
         self._told = False
+        self._left_out: set[str] = set()
+        """Names of metrics that were told to be none."""
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def post(
@@ -100,7 +102,7 @@ class Run:
 
         mask, before, advantages, groups, rewards, after: as in `padded_records`. batch, score: as in
         `LagMemory.probe`; score(batch) is `after` too where that is not given. Without them there is no lag
-        probe, without `after` no displacement.
+        probe, without `after` no displacement. Raises UserError where shapes do not fit each other.
         """
         right = None if rewards is None else is_right(array(rewards), self.right_at)
         if after is None and batch is not None and score is not None:
@@ -157,6 +159,10 @@ class Run:
     def _metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         numbers = {name: _number(value) for name, value in metrics.items()}
         known = {name: value for name, value in numbers.items() if value is not None}
+        texts = [name for name in metrics if name not in known and name not in self._left_out]
+        if texts:
+            self._left_out.update(texts)
+            log.warning("run %s: no numbers, and left out: %s", self.name, ", ".join(map(repr, texts[:5])))
         known = {n[n.index(LLDS) :] if LLDS in n else n: v for n, v in known.items() if METRIC_NAME.match(n)}
         return self.map.translated(known) if self.map else known
 

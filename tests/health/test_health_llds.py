@@ -91,6 +91,37 @@ def test_old_log_probs_that_are_no_old_ones_are_refused():
         LLDS(float("nan"))
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"logp": torch.full((2, 6), -1.5)}, "logp has no gradient, so nothing would be trained"),
+        ({"logp_old": torch.full((2, 5), -1.0)}, r"logp_old: expected \[2, 6\] as logp has, got \[2, 5\]"),
+        ({"mask": MASK[:, :4]}, r"mask: expected \[2, 6\] as logp has, got \[2, 4\]"),
+    ],
+)
+def test_what_can_train_nothing_or_does_not_fit_is_refused(change, said):
+    given = dict(zip(("logp", "logp_old", "advantages", "mask"), rows([0.5, 0.5]), strict=True))
+    with pytest.raises(UserError, match=said):
+        LLDS(0.2)(**given | change)
+
+
+@pytest.mark.parametrize("lam", ["0.2", True, None, float("nan")])
+def test_a_lambda_that_is_no_number_is_refused(lam):
+    with pytest.raises(UserError, match="lam: expected a number of at least 0"):
+        LLDS(lam)
+
+
+def test_log_probs_that_are_no_numbers_are_told_once(caplog):
+    logp, old, advantages, mask = rows([0.5, 0.5])
+    llds = LLDS(0.2)
+    for _ in range(2):
+        loss = llds(torch.where(torch.arange(6) == 1, torch.nan, logp), old, advantages, mask)
+        assert loss.isfinite()
+    assert [r.message for r in caplog.records if "not finite" in r.message] == [
+        "LLDS: 2 log-probs are not finite, and are left out: does the model diverge?"
+    ]
+
+
 def test_an_evaluation_is_no_sign_that_it_acts():
     llds = LLDS()
     with torch.no_grad():

@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import httpx
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -64,6 +65,36 @@ def test_metrics_come_by_both_names_and_text_is_passed_over(tmp_path):
         found = metrics_of(server, "r", 3)
     assert found["grad_norm"] == 2.0 and found["actor/grad_norm"] == 2.0 and found["reward/mean"] == 0.25
     assert found["llds/active_tokens"] == 7.0 and "note" not in found and "nothing" not in found
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"mask": np.ones((2, 2, 3))}, r"mask: expected \[B, T\], got \[2, 2, 3\]"),
+        ({"before": -np.ones((2, 4))}, r"before: expected \[2, 3\] as mask has, got \[2, 4\]"),
+        ({"after": np.ones((2, 3))}, "after: expected log-probs, which are at most 0, got 1"),
+        (
+            {"advantages": np.zeros((2, 2))},
+            r"advantages: expected \[2\] or \[2, 3\], as mask has, got \[2, 2\]",
+        ),
+        ({"groups": ["a", "a", "a"]}, "groups: expected 2, one per row of mask, got 3"),
+        ({"rewards": [1.0]}, "rewards: expected 2, one per row of mask, got 1"),
+    ],
+)
+def test_an_update_that_does_not_fit_is_refused_by_name(tmp_path, change, said):
+    logp = -np.ones((2, 3))
+    given = {"mask": np.ones((2, 3)), "before": logp, "advantages": [1.0, -1.0], "groups": ["a", "a"]}
+    with Run("http://127.0.0.1:9", "r", spool_dir=tmp_path) as run, pytest.raises(UserError, match=said):
+        run.update(0, **given | {"after": logp, "rewards": [1.0, 0.0]} | change)
+
+
+def test_a_metric_that_is_no_number_is_told_once(tmp_path, caplog):
+    with Run("http://127.0.0.1:9", "r", spool_dir=tmp_path) as run:
+        for step in range(2):
+            run.post(step, {"reward/mean": 0.5, "loss": "high"})
+    assert [r.message for r in caplog.records if "left out" in r.message] == [
+        "run r: no numbers, and left out: 'loss'"
+    ]
 
 
 def test_each_rank_posts_its_rows_and_the_first_the_metrics(tmp_path):

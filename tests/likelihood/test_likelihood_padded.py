@@ -81,7 +81,7 @@ def test_a_reward_that_is_not_there_is_posted_as_unknown():
     mask, before = np.ones((3, 1)), np.full((3, 1), -1.0)
     rewards = [1.0, float("nan"), 0.7]
     records = padded_records(
-        mask, before, [0.5, float("nan"), -0.5], "gggh", rewards=rewards, right=is_right(rewards, 0.7)
+        mask, before, [0.5, float("nan"), -0.5], "ggh", rewards=rewards, right=is_right(rewards, 0.7)
     )
     step = StepRecord(step=0, trajectories=records)  # what is not finite would be refused with the whole step
     assert [(t.reward, t.advantage, t.right) for t in step.trajectories] == [

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from services.common.errors import UserError
 from services.contracts import TokenBatch
 from services.likelihood.metrics.action_table import ActionTable
 from services.likelihood.metrics.verdicts import known_rewards, probe_rows
@@ -19,6 +20,10 @@ def array(values: Any) -> np.ndarray:
     if hasattr(values, "detach"):
         values = values.detach().float().cpu()
     return np.asarray(values)
+
+
+ABOVE_ZERO = 0.01
+"""Nats above 0 that a log-prob may have by rounding."""
 
 
 def padded_records(
@@ -38,10 +43,12 @@ def padded_records(
     [B, T] log-probs in nats (anything outside the mask). advantages: [B], or [B, T] with the same value on
     all tokens of a row. groups: [B], the same for the samples of one prompt. rewards: [B], NaN where there is
     none. right: [B] bool, `is_right(rewards, right_at)` where the best reward is not 1. uids: [B], unique
-    within the step; numbers by default.
+    within the step; numbers by default. Raises UserError where the shapes do not fit each other, or a
+    log-prob is above 0.
     """
     inside = array(mask) > 0.5
     advantages = array(advantages)
+    _check_shapes(inside, before, after, advantages, {"groups": groups, "rewards": rewards, "right": right})
     if advantages.ndim == 2:
         advantages = np.where(inside, advantages, 0).sum(1) / np.maximum(inside.sum(1), 1)
     advantages = np.nan_to_num(advantages.astype(np.float64))
@@ -78,6 +85,33 @@ def padded_records(
         }
         for b in range(len(inside))
     ]
+
+
+def _check_shapes(
+    inside: np.ndarray, before: Any, after: Any, advantages: np.ndarray, of_rows: Mapping[str, Any]
+) -> None:
+    if inside.ndim != 2:
+        raise UserError(f"mask: expected [B, T], got {_shape(inside)}")
+    rows = len(inside)
+    for name, values in (("before", before), ("after", after)):
+        if values is None:
+            continue
+        logp = array(values)
+        if logp.shape != inside.shape:
+            raise UserError(f"{name}: expected {_shape(inside)} as mask has, got {_shape(logp)}")
+        if inside.any() and (highest := float(np.nanmax(np.where(inside, logp, -np.inf)))) > ABOVE_ZERO:
+            raise UserError(f"{name}: expected log-probs, which are at most 0, got {highest:g}")
+    if advantages.shape not in (inside.shape, (rows,)):
+        raise UserError(
+            f"advantages: expected [{rows}] or {_shape(inside)}, as mask has, got {_shape(advantages)}"
+        )
+    for name, values in of_rows.items():
+        if values is not None and len(values) != rows:
+            raise UserError(f"{name}: expected {rows}, one per row of mask, got {len(values)}")
+
+
+def _shape(values: np.ndarray) -> str:
+    return str(list(values.shape))
 
 
 class LagMemory:
