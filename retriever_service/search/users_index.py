@@ -60,12 +60,10 @@ def _hit(where: str, at: int, one: Any) -> tuple[str, float]:
     """A passage and its score. Raises UserError where it is none."""
     is_pair = isinstance(one, list | tuple) and len(one) == 2
     if not is_pair or not isinstance(one[0], str) or isinstance(one[1], bool | str | list | tuple | None):
-        got = (
-            f"{returned_kind(one)} of {', '.join(map(returned_kind, one))}"
-            if isinstance(one, list | tuple)
-            else returned_kind(one)
-        )
-        raise UserError(f"{where}: expected {EXPECTED}; its passage {at} is {got}")
+        of = ""
+        if isinstance(one, list | tuple):
+            of = f" of {', '.join(map(returned_kind, one))}" if one else " of nothing"
+        raise UserError(f"{where}: expected {EXPECTED}; its passage {at} is {returned_kind(one)}{of}")
     with calling(where):
         text, score = clean_text(one[0]), float(one[1])
     if not math.isfinite(score):  # it orders nothing, and JSON has no number for it

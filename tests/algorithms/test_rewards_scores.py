@@ -342,6 +342,8 @@ def test_a_bad_reward_kind_is_one_line(kind, says, tmp_path, monkeypatch):
     assert str(e.value).startswith(f"reward.kind {kind!r}: ")
     assert says in str(e.value)
     assert "\n" not in str(e.value)
+    if says == "invalid syntax":
+        assert f"({tmp_path}/broken_reward.py, line 1)" in str(e.value), "with its folder"
 
 
 def test_a_function_of_the_user_is_found_in_the_current_folder_and_may_give_nothing(tmp_path, monkeypatch):

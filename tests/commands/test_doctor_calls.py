@@ -393,9 +393,11 @@ def test_the_parts_of_a_configuration_are_called():
         "rollout": {"tools": {"t": f"{__name__}:number"}},
         "trainer": {"metrics": [f"{__name__}:counts"]},
     }
-    levels = {found.what: found.level for found in check_parts(parse_config(RAW | own))}
-    assert levels["retriever.index"] == levels["rollout.tools.t"] == "bad"
-    assert levels["trainer.metrics"] == "good"
+    found = {found.what: found for found in check_parts(parse_config(RAW | own))}
+    for key in ("retriever.index", "rollout.tools.t"):
+        assert found[key].level == "bad"
+        assert re.search(rf"\({re.escape(__file__)}, line \d+\)$", found[key].advice), "where it is defined"
+    assert found["trainer.metrics"].level == "good"
 
 
 def test_what_is_imported_for_a_trial_is_none_of_its_time(monkeypatch):

@@ -229,6 +229,8 @@ def told(error: BaseException) -> str:
         return str(error)
     message = " ".join((lacks(error, OWN_PACKAGES) or str(error)).split())
     message = f"{type(error).__name__}: {message}".removesuffix(": ")
+    if isinstance(error, SyntaxError) and error.filename:  # its text has the file's name without the folder
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     if isinstance(error, SystemExit):
         message = f"it ends the program, by SystemExit({'' if error.code is None else repr(error.code)})"
     elif isinstance(error, ModuleNotFoundError):

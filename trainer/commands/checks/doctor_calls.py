@@ -209,7 +209,10 @@ def check_metrics(key: str, path: str, function: StepMetrics, config: Config, qu
             "itself; give another, such as my/name",
         )
     if not numbers:
-        advice = "as it should be where it counts calls of tools, of which these answers have none"
+        advice = (
+            "as it should be where it counts calls of tools, of which these answers have none; not where it "
+            "returned nothing, or a number that is not finite"
+        )
         seen = f"{path}: no number for a right, a wrong, no answer, and a right one after a search"
         return Finding(key, "note", seen, advice)
     return Finding(key, "good", f"{path}: {', '.join(numbers)}")

@@ -5,7 +5,8 @@ yet."""
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -14,6 +15,7 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.loading.user_code import is_import_path
+from services.common.loading.what_it_has import defined_at
 from services.contracts import Question
 from trainer.commands.checks.doctor_calls import check_call, check_template
 from trainer.commands.checks.doctor_reward import check_reward, first_question
@@ -60,13 +62,21 @@ def check_parts(config: Config) -> Iterator[Finding]:
             bad |= found.level == "bad"
             yield found
         elif trial := check_call(part.key, part.value, loaded, config, question):
-            yield trial
+            yield _placed(trial, loaded)
         else:
             yield Finding(part.key, "good", f"{part.value}: loaded")
     if not bad:
         yield _prompts(config, here)
     if folder is not None and (line := unlike(folder, config.rollout)):
         yield Finding("model.path", "note", config.model.path, line.removeprefix("warning: "))
+
+
+def _placed(found: Finding, loaded: object) -> Finding:
+    """A bad finding with the place of the user's function, where it names none: of what this returned."""
+    if found.level != "bad" or ", line " in found.advice:
+        return found
+    function = next(iter(loaded.values())) if isinstance(loaded, Mapping) else loaded
+    return replace(found, advice=f"{found.advice}{defined_at(function)}")
 
 
 def _here(config: Config) -> dict[str, bool]:
