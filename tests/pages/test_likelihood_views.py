@@ -174,6 +174,24 @@ def test_the_address_holds_the_view(server, opened):
     assert again.locator(".others figure:visible").count() == 1
 
 
+def test_the_smoothing_is_that_of_the_whole_run_whatever_part_is_drawn(server, opened):
+    drawn = "[Unspiral.app.smooth, document.getElementById('smooth').value]"
+    page = opened(f"{server.url}/#runs=low")
+    assert page.evaluate(drawn) == [5, "5"]
+    page.evaluate("Unspiral.app.zoom([10, 31])")
+    page.wait_for_selector("#unzoom:not([hidden])")
+    address = page.evaluate("location.href")
+    assert "from=10&to=31" in address and "smooth" not in address
+    assert page.evaluate(drawn) == [5, "5"]
+    again = opened(address)
+    assert again.evaluate(drawn) == [5, "5"]
+    again.locator("#unzoom").click()
+    again.wait_for_selector("#unzoom", state="hidden")
+    assert again.evaluate(drawn) == [5, "5"]
+    post(server, "short", 0, 12)
+    assert opened(f"{server.url}/#runs=short").evaluate(drawn) == [1, "1"]
+
+
 def test_one_run_minus_another_is_drawn_at_the_steps_of_both(server, opened):
     page = opened(f"{server.url}/#runs=low,high&minus=low&smooth=1")
     found = page.evaluate("Unspiral.app.selected.map((r) => [r.label, r.series.series['reward/mean'].mean])")
