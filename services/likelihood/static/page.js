@@ -246,6 +246,7 @@
         return;
       }
       const run = this.loaded.find((r) => r.run === data.run);
+      if (run) run.updated = Math.max(run.updated ?? 0, source.now()); // whatever came, it is alive
       if (kind === "step" && run) U.lookAtControl(run);
       if (kind === "reset" || kind === "about" || (kind === "step" && !this.list.some((r) => r.run === data.run))) return this.again();
       if (this.wanted.includes(data.run)) this.behind = true; // what is being read meanwhile may lack this
