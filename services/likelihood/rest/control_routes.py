@@ -27,6 +27,10 @@ from services.likelihood.rest.paths import Run
 from services.likelihood.store.base import LikelihoodStore
 
 MAX_BODY_BYTES = 4096
+WITHOUT_TOKEN = (
+    f"The run has a token, and this service has none: set {TOKEN_VARIABLE} to the same value for this "
+    "service too, or use `unspiral pause`, `resume` and `workers`."
+)
 PASSED_ON = WITH_BODY | described(404, 409, 504)
 Worker = Annotated[
     str, fastapi.Path(max_length=64, pattern="^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="a worker's id")
@@ -108,7 +112,8 @@ def add_control_routes(app: FastAPI, store: LikelihoodStore, token: str | None) 
         try:
             status = await send(run, "GET", "/v1/status")
         except (EnvironmentLacks, UserError) as e:
-            return ControlView(passes_on=token is not None, problem=str(e))
+            problem = WITHOUT_TOKEN if token is None and e.status == 401 else str(e)
+            return ControlView(passes_on=token is not None, problem=problem)
         return ControlView(passes_on=token is not None, status=status)
 
     @app.post("/v1/runs/{run}/control/pause", responses=PASSED_ON)
