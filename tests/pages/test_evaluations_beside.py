@@ -72,6 +72,12 @@ def trained(runs, name, after):
     return folder
 
 
+# Where a text is drawn, which may lie beyond its box.
+DRAWN = """(element) => { const range = document.createRange();
+  range.selectNodeContents(element);
+  return range.getBoundingClientRect().toJSON(); }"""
+
+
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
     runs = tmp_path_factory.mktemp("beside") / "runs"
@@ -97,6 +103,11 @@ def test_the_list_leads_to_what_turned_and_on_to_both_answers(browser, url, widt
         "✗→✓ turned right",
     ]
     assert rows.count() == 10 and "question 0 <b>?</b>" in rows.first.inner_text()
+    text, question = (
+        rows.first.locator(f"summary {one}").evaluate(DRAWN) for one in (".verdict", ".question")
+    )
+    beside = text["right"] <= question["left"]
+    assert beside or text["bottom"] <= question["top"], "the verdict lies over the question"
     assert page.get_by_text("unspiral trajectories diff a eval_before_greedy eval_step3_greedy").is_visible()
     page.get_by_role("link", name="turned wrong 1").click()
     assert page.locator(".pairs > li").count() == 1

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
-from chromium import CHROMIUM, browser  # noqa: F401
+from chromium import CHROMIUM, browser, until  # noqa: F401
 from control_world import Run
 
 from services.control.launch import serve_in_thread as serve_control
@@ -112,14 +112,13 @@ def test_a_service_without_a_token_shows_and_passes_nothing_on(world):
     assert run.asked == []
 
 
-def test_a_service_without_the_token_of_a_run_says_what_lacks(world):
-    _, _, http = world(token=None)
+def test_a_service_without_the_token_of_its_run_says_what_to_do(world):
+    run, _, http = world(token=None)
     view = http.get("/v1/runs/r/control").json()
-    assert not view["passes_on"] and view["status"] is None
-    assert view["problem"] == (
-        "run r asks for a token, and this service has none: set UNSPIRAL_API_TOKEN for run and service, or "
-        "use `unspiral pause`, `resume` and `workers`"
-    )
+    assert view["status"] is None and run.asked == []
+    for words in ("The run has a token, and this service has none", "UNSPIRAL_API_TOKEN", "unspiral pause"):
+        assert words in view["problem"]
+    assert "Bearer" not in view["problem"]
 
 
 def test_the_token_goes_to_no_address_that_does_not_prove_to_hold_it(world):
@@ -198,6 +197,41 @@ def test_buttons_come_with_the_token_and_go_with_it(world, browser):
     http.post("/v1/runs/r/about", json={"ended": 5.0, "exit": 0, "control": None}).raise_for_status()
     panel.get_by_text("running").wait_for(state="detached")
     assert panel.inner_text() == "" and wrong == []
+    page.close()
+
+
+# Keeps back what the control plane says, until `free`.
+KEEP_BACK = """() => { const { source, app } = Unspiral, get = source.get.bind(source);
+  window.held = [];
+  source.get = (path) => window.free || !path.endsWith("/control") ? get(path)
+    : get(path).then((said) => new Promise((go) => held.push(() => go(said))));
+  Unspiral.lookAtControl(app.loaded[0]); }"""
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_an_earlier_look_does_not_undo_what_was_pressed_and_the_card_says_paused(world, browser):
+    _, service, _ = world()
+    page = browser.new_page()
+    page.set_default_timeout(60_000)
+    page.goto(service.url)
+    page.get_by_label("API token").fill(TOKEN)
+    page.get_by_role("button", name="Sign in").click()
+    panel = page.locator("#control")
+    panel.get_by_role("button", name="Control this run").click()
+    panel.get_by_label("API token").fill(TOKEN)
+    panel.get_by_role("button", name="Use it").click()
+    panel.get_by_role("button", name="Pause").wait_for()
+    page.evaluate(KEEP_BACK)
+    until(page, "held.length > 0")
+    page.evaluate("window.free = true")
+    panel.get_by_role("button", name="Pause").click()
+    panel.get_by_role("button", name="Resume").wait_for()
+    page.evaluate("held.forEach((go) => go()), new Promise((done) => setTimeout(done))")
+    assert panel.get_by_role("button", name="Resume").is_visible()
+    assert panel.locator(".control-state").inner_text() == "paused"
+    page.evaluate("Unspiral.drawFirst(Unspiral.app.loaded)")
+    assert page.locator(".answer.doing .state").inner_text() == "paused"
     page.close()
 
 

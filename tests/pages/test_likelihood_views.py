@@ -174,6 +174,60 @@ def test_the_address_holds_the_view(server, opened):
     assert again.locator(".others figure:visible").count() == 1
 
 
+def test_the_smoothing_is_that_of_the_whole_run_whatever_part_is_drawn(server, opened):
+    drawn = "[Unspiral.app.smooth, document.getElementById('smooth').value]"
+    page = opened(f"{server.url}/#runs=low")
+    assert page.evaluate(drawn) == [5, "5"]
+    page.evaluate("Unspiral.app.zoom([10, 31])")
+    page.wait_for_selector("#unzoom:not([hidden])")
+    address = page.evaluate("location.href")
+    assert "from=10&to=31" in address and "smooth" not in address
+    assert page.evaluate(drawn) == [5, "5"]
+    again = opened(address)
+    assert again.evaluate(drawn) == [5, "5"]
+    again.locator("#unzoom").click()
+    again.wait_for_selector("#unzoom", state="hidden")
+    assert again.evaluate(drawn) == [5, "5"]
+    post(server, "short", 0, 12)
+    assert opened(f"{server.url}/#runs=short").evaluate(drawn) == [1, "1"]
+
+
+LATER = """([step, word]) => { const { app, source } = Unspiral;
+  const [run] = app.loaded;
+  run.updated = run.last_step_time + step - word;
+  source.ahead = run.last_step_time + step - Date.now() / 1000;
+  Unspiral.drawFirst(app.loaded);
+  return document.querySelector(".answer.doing").innerText; }"""
+
+
+def test_a_run_in_a_slow_step_is_silent_only_when_nothing_comes_from_it(server, opened):
+    page = opened(f"{server.url}/#runs=low")
+    alone = page.evaluate(LATER, [180, 180])
+    assert "step 44 of 200 silent" in alone and "nothing else from it for 3 min" in alone
+    assert "this step is slow, or the run was stopped, hangs, or cannot reach this service" in alone
+    heard = page.evaluate(LATER, [180, 20])
+    assert "step 44 of 200 running" in heard and "last word came 20 s ago" in heard
+    # What is heard on the open page counts.
+    page.evaluate("Unspiral.app.loaded[0].updated = 0")
+    page.evaluate("Unspiral.app.heard('samples', {run: 'low', step: 44})")
+    assert page.evaluate("Unspiral.app.loaded[0].updated >= Unspiral.source.now() - 60")
+    post(server, "early", 0, 4)
+    page = opened(f"{server.url}/#runs=early")
+    assert "step 3 running" in page.evaluate(LATER, [180, 180]), "four steps do not tell what is usual"
+    assert "step 3 silent" in page.evaluate(LATER, [700, 700])
+
+
+def test_a_run_that_counts_from_0_has_no_step_left_after_its_last_one(server, opened):
+    post(server, "whole", 0, 12)
+    change(server, "POST", "whole/about", {"steps": 12})
+    page = opened(f"{server.url}/#runs=whole")
+    soon = page.evaluate(LATER, [1, 1])
+    assert "step 11 of 12 running" in soon and "left" not in soon
+    late = page.evaluate(LATER, [700, 700])
+    assert "step 11 of 12 all steps posted" in late and "silent" not in late
+    assert "Its last planned step ended 12 min ago; no word of its end came." in late
+
+
 def test_one_run_minus_another_is_drawn_at_the_steps_of_both(server, opened):
     page = opened(f"{server.url}/#runs=low,high&minus=low&smooth=1")
     found = page.evaluate("Unspiral.app.selected.map((r) => [r.label, r.series.series['reward/mean'].mean])")

@@ -218,7 +218,10 @@ class RunControl:
             driver.progress.say(
                 f"pausing after step {driver.step + (not driver.idle)}, as the control plane asks"
             )
-        return Done(text=f"run {self.config.run.name} begins no further step; last finished: {driver.step}")
+        runs = "" if driver.idle else f"; step {driver.step + 1} still runs"
+        return Done(
+            text=f"run {self.config.run.name} begins no further step; last finished: {driver.step}{runs}"
+        )
 
     async def _resume(self) -> Done:
         driver = self._running()

@@ -27,8 +27,11 @@ from services.likelihood.rest.paths import Run
 from services.likelihood.store.base import LikelihoodStore
 
 MAX_BODY_BYTES = 4096
+WITHOUT_TOKEN = (
+    f"The run has a token, and this service has none: set {TOKEN_VARIABLE} to the same value for this "
+    "service too, or use `unspiral pause`, `resume` and `workers`."
+)
 PASSED_ON = WITH_BODY | described(404, 409, 504)
-OR_BY = f": set {TOKEN_VARIABLE} for run and service, or use `unspiral pause`, `resume` and `workers`"
 Worker = Annotated[
     str, fastapi.Path(max_length=64, pattern="^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="a worker's id")
 ]
@@ -85,10 +88,6 @@ def add_control_routes(app: FastAPI, store: LikelihoodStore, token: str | None) 
                     status=504,
                 )
         answer = await asking.ask(peer.url, token, method, path, body)
-        if answer.status_code == 401 and token is None:
-            raise EnvironmentLacks(
-                f"run {run} asks for a token, and this service has none{OR_BY}", status=403
-            )
         if not answer.is_success:
             raise asking.refusal(answer)
         said = object_of(answer.content)
@@ -99,7 +98,9 @@ def add_control_routes(app: FastAPI, store: LikelihoodStore, token: str | None) 
     async def passed(run: str, path: str, body: Any = None) -> Passed:
         if token is None:
             raise EnvironmentLacks(
-                f"this service has no token, so it passes nothing on to a run{OR_BY}", status=403
+                f"this service has no token, so it passes nothing on to a run: set {TOKEN_VARIABLE} for run "
+                "and service, or use `unspiral pause`, `resume` and `workers`",
+                status=403,
             )
         said = await send(run, "POST", path, body)
         return Passed(text=str(said.get("text", "done"))[:500], target=said.get("target"))
@@ -111,7 +112,8 @@ def add_control_routes(app: FastAPI, store: LikelihoodStore, token: str | None) 
         try:
             status = await send(run, "GET", "/v1/status")
         except (EnvironmentLacks, UserError) as e:
-            return ControlView(passes_on=token is not None, problem=str(e))
+            problem = WITHOUT_TOKEN if token is None and e.status == 401 else str(e)
+            return ControlView(passes_on=token is not None, problem=problem)
         return ControlView(passes_on=token is not None, status=status)
 
     @app.post("/v1/runs/{run}/control/pause", responses=PASSED_ON)

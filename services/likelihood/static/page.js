@@ -5,6 +5,7 @@
   const { node, number, source } = U;
   const $ = (id) => document.getElementById(id);
   const MOST_RUNS = 8;
+  const SHORT = 40; // steps of runs whose curves are not smoothed unless one asks for it
   const OPEN_ON_A_PHONE = 2; // groups of curves; one below the other, all would be twenty windows long
 
   const app = {
@@ -26,9 +27,7 @@
       });
       this.window = source.live ? this.view.window : null;
       $("unzoom").hidden = !this.window;
-      if (this.view.smooth) this.smooth = this.view.smooth;
-      $("smooth").value = String(this.smooth);
-      $("smooth").onchange = (e) => this.setSmooth(Number(e.target.value), true);
+      $("smooth").onchange = (e) => this.setSmooth(Number(e.target.value));
       $("unzoom").onclick = () => this.zoom(null);
       $("minus").onchange = (e) => this.subtract(e.target.value || null);
       const narrow = matchMedia("(max-width: 700px)").matches;
@@ -46,11 +45,6 @@
         await this.readRuns();
         await this.select(source.preselected(this.list, this.view.runs), this.absent(this.view.runs));
       }, lost);
-      const longest = Math.max(0, ...this.selected.map((r) => r.series.step.length));
-      if (longest && longest < 40 && this.view.smooth === null) {
-        $("smooth").value = "1";
-        this.setSmooth(1);
-      }
       if (!source.live && this.view.window) await this.zoom(this.view.window);
       status();
       source.listen((kind, data) => this.heard(kind, data));
@@ -111,6 +105,7 @@
 
     // What is drawn of the chosen runs.
     derive() {
+      this.deriveSmooth();
       const base = this.loaded.find((r) => r.run === this.view.minus);
       const others = this.loaded.filter((r) => r !== base);
       if (!(base && others.length)) this.view.minus = null;
@@ -172,13 +167,17 @@
       this.draw();
     },
 
-    setSmooth(span, chosen = false) {
-      this.smooth = span;
-      if (chosen) {
-        this.view.smooth = span;
-        this.remember();
-      }
+    setSmooth(span) {
+      this.view.smooth = span;
+      this.remember();
       this.draw();
+    },
+
+    // Until one is chosen it follows the length of the whole runs, whatever part of them is drawn: a reload draws the same.
+    deriveSmooth() {
+      const longest = Math.max(0, ...this.loaded.map((run) => run.steps ?? run.series.step.length));
+      this.smooth = this.view.smooth ?? (longest < SHORT ? 1 : 5);
+      $("smooth").value = String(this.smooth);
     },
 
     // The status again, whose ages grow; not before the first reading is done, nor over what is wrong.
@@ -247,6 +246,7 @@
         return;
       }
       const run = this.loaded.find((r) => r.run === data.run);
+      if (run) run.updated = Math.max(run.updated ?? 0, source.now()); // whatever came, it is alive
       if (kind === "step" && run) U.lookAtControl(run);
       if (kind === "reset" || kind === "about" || (kind === "step" && !this.list.some((r) => r.run === data.run))) return this.again();
       if (this.wanted.includes(data.run)) this.behind = true; // what is being read meanwhile may lack this

@@ -171,7 +171,7 @@
       run.bands.push({ phase: event.phase, first: event.step, last: event.step });
       run.since = event.step;
     }
-    Object.assign(run, { phase: event.phase, undecided: event.undecided ?? run.undecided, last_step: event.step, steps: run.steps + 1, metrics: event.metrics, last_step_time: event.time });
+    Object.assign(run, { phase: event.phase, undecided: event.undecided ?? run.undecided, first_step: run.first_step ?? event.step, last_step: event.step, steps: run.steps + 1, metrics: event.metrics, last_step_time: event.time });
     return true;
   };
 

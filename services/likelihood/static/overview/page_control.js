@@ -14,8 +14,10 @@
 
   async function look(run) {
     const seen = of(run);
+    const turn = (seen.turn = (seen.turn || 0) + 1);
     seen.looking = true;
     const view = await U.source.get(at(run)).catch(() => null);
+    if (seen.turn !== turn) return; // a later look, as that after a press, knows better
     seen.looking = false;
     seen.view = view || { passes_on: false, status: null, problem: "the service did not answer" };
     draw();

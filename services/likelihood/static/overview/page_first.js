@@ -5,11 +5,14 @@
   const { node, number } = U;
   const SPAN = 10; // points of a mean
   const SCORES = [["eval/em_greedy", "held-out EM, greedy"], ["eval/em_sampled", "held-out EM, sampled"]];
-  const SILENT = 60; // seconds without a step that say nothing yet
+  const SILENT = 60; // seconds without a word that say nothing yet
+  const UNSURE = 600; // the same, while too few steps tell what is usual
+  const ENOUGH = 10; // steps whose times tell it: the first ones compile, load and fill caches
 
   // By exit status: at its end, or by SIGINT or SIGTERM with a checkpoint.
   const ENDS = { 0: { word: "ended", look: "done" }, 4: { word: "stopped by the monitor", look: "failed" }, 129: { word: "stopped", look: "done" }, 130: { word: "stopped", look: "done" }, 143: { word: "stopped", look: "done" } };
   const SIGNALS = { 129: "SIGHUP", 130: "SIGINT, Ctrl-C", 143: "SIGTERM" };
+  const PAUSES = ["pausing", "paused"]; // as the control plane says
   const FAILED = { word: "ended with an error", look: "failed" };
 
   const known = (series, key) => (series.series[key]?.mean || []).map((value, i) => ({ value, step: series.step[i] })).filter((p) => p.value !== null && p.value !== undefined);
@@ -161,24 +164,32 @@
   const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
 
 
-  // Whether a run goes on, by what it said and by how long it has been silent.
+  // Whether a run goes on, by what it said and by how long it has been silent. A run that posts anything, or whose control plane
+  // answers, is not silent, however long its step takes.
   U.state = (run, now) => {
     const all = run.headline || run.series;
-    const usual = median(known(all, "time/step").slice(-20).map((p) => p.value)) ?? null;
+    const times = known(all, "time/step");
+    const usual = median(times.slice(-20).map((p) => p.value)) ?? null;
     const age = run.last_step_time ? now - run.last_step_time : null;
     const about = run.about || {};
-    const out = { usual, age, planned: about.steps ?? null };
+    const planned = about.steps ?? null;
+    // Some trainers count from 0.
+    const left = planned === null || !U.begun(run) ? null : Math.max(0, planned - run.last_step - (run.first_step === 0 ? 1 : 0));
+    const word = now - Math.max(run.last_step_time ?? 0, run.updated ?? 0);
+    const out = { usual, age, planned, left, heard: word };
     if (about.ended) return { ...out, ...(ENDS[about.exit || 0] ?? FAILED), ended: about.ended, exit: about.exit ?? null };
     if (age === null) return { ...out, word: "no step yet", look: "done" };
-    if (age > Math.max(SILENT, 5 * (usual ?? 2 * SILENT))) return { ...out, word: "silent", look: "silent" };
-    return { ...out, word: "running", look: "running" };
+    const patience = Math.max(times.length < ENOUGH ? UNSURE : SILENT, 5 * (usual ?? 0));
+    if (Math.min(age, word) > patience && !U.controlOf(run)) return { ...out, quiet: true, ...(left === 0 ? { word: "all steps posted", look: "done" } : { word: "silent", look: "silent" }) };
+    const said = U.controlOf(run)?.state;
+    return { ...out, word: PAUSES.includes(said) ? said : "running", look: "running" };
   };
 
   // Where nothing comes to any of the runs: how they ended, or that they are silent, and since when. Otherwise null.
   U.quietSince = (runs) => {
     const now = U.source.now();
     const states = runs.map((run) => U.state(run, now));
-    if (!states.length || states.some((state) => !state.ended && state.word !== "silent")) return null;
+    if (!states.length || states.some((state) => !state.ended && !state.quiet)) return null;
     const since = Math.min(...states.map((state) => (state.ended ? now - state.ended : state.age)));
     if (states.length > 1) return `${states.some((state) => !state.ended) ? "none goes on" : "all ended"}, the last word ${U.duration(since)} ago`;
     return states[0].ended ? `${states[0].word} ${U.duration(since)} ago` : `no step for ${U.duration(since)}`;
@@ -205,6 +216,9 @@
     return [node("p", { class: "big" }, `${U.noStep(run, of)} `, word && !state.ended ? node("strong", { class: "state running" }, word) : null), said ? node("p", {}, `${said[0].toUpperCase()}${said.slice(1)}.`) : null].filter(Boolean);
   }
 
+  // It goes on, as something other than a step has told.
+  const slower = ({ age, usual, heard }) => age > SILENT && usual && age > 5 * usual && heard < age - 1;
+
   function doing(run) {
     const now = U.source.now();
     const state = U.state(run, now);
@@ -213,14 +227,14 @@
     const step = node("p", { class: "big" }, `step ${run.last_step}${of} `, node("strong", { class: `state ${state.look}` }, state.word));
     const lines = U.begun(run) ? [step] : beginning(run, state, of);
     if (state.ended) lines.push(node("p", {}, `It ended ${U.duration(now - state.ended)} ago, exit status ${state.exit ?? "unknown"}${SIGNALS[state.exit] ? ` (${SIGNALS[state.exit]})` : ""}.`));
-    else if (state.word === "silent") lines.push(node("p", {}, `No step for ${U.duration(state.age)}${state.usual ? `, ${Math.round(state.age / state.usual)} times its usual step` : ""}, and no word of its end: this step takes longer, or the run was stopped, hangs, or cannot reach this service.`));
-    else if (state.age !== null) lines.push(node("p", {}, `Step ${run.last_step} ended ${U.duration(state.age)} ago${state.usual ? `, one takes ${U.duration(state.usual)}` : ""}.`));
+    else if (state.quiet) lines.push(node("p", {}, state.left === 0 ? `Its last planned step ended ${U.duration(state.age)} ago; no word of its end came.` : `No step for ${U.duration(state.age)}${state.usual ? `, ${Math.round(state.age / state.usual)} times its usual step` : ""}, nothing else from it for ${U.duration(state.heard)}, and no word of its end: this step is slow, or the run was stopped, hangs, or cannot reach this service.`));
+    else if (state.age !== null) lines.push(node("p", {}, `Step ${run.last_step} ended ${U.duration(state.age)} ago${state.usual ? `, one takes ${U.duration(state.usual)}` : ""}.${slower(state) ? ` The step since then is slow; the run's last word came ${U.duration(state.heard)} ago.` : ""}`));
     if (!U.begun(run)) return lines;
     const facts = [];
     const latest = (name) => run.metrics[name] ?? null;
     if (latest("rollout/tokens_per_s") !== null) facts.push(`${number(latest("rollout/tokens_per_s"))} tokens/s`);
     if (latest("rollout/workers") !== null) facts.push(`${latest("rollout/workers")} worker${latest("rollout/workers") === 1 ? "" : "s"}`);
-    if (state.word === "running" && state.planned && state.usual && run.last_step < state.planned) facts.push(`about ${U.duration((state.planned - run.last_step) * state.usual)} left`);
+    if (state.word === "running" && state.planned && state.usual && state.left) facts.push(`about ${U.duration(state.left * state.usual)} left`);
     const unknown = [["rollout/tokens_per_s", "throughput"], ["rollout/workers", "workers"]].filter(([key]) => latest(key) === null).map(([, word]) => word);
     if (!state.ended && !(state.planned && state.usual)) unknown.push("time left");
     if (facts.length) lines.push(node("p", {}, `${facts.join(" · ")}${state.word === "running" ? "" : " at its last step"}`));
