@@ -91,6 +91,7 @@ class RewardCalls:
         if self._late:
             raise self._late
         batch = batch or Batch(len(trajectories))
+        began = time.monotonic()  # before the first call, which may have returned when the last one begins
         futures = [
             batch.begun.pop(t.uid) if t.uid in batch.begun else self._submitted(t, batch)
             for t in trajectories
@@ -98,7 +99,6 @@ class RewardCalls:
         # Each of its own: a result that comes after we have left is none that nobody looks at.
         waits = [asyncio.wrap_future(future) for future in futures]
         left = set(waits)
-        began = time.monotonic()
         try:
             while left:
                 _, left = await asyncio.wait(
